@@ -342,9 +342,9 @@ struct butler_span {
     struct butler_session *session;
     const int32_t *ids; /* [n] */
     int n;
-    /* Tokens at positions below prompt_end are a prompt: they attend densely, whole blocks at a time, and where the prompt ends an
-     * evicting policy cuts the cache to its budget. A prompt may come in several spans, each with the same prompt_end. Tokens from
-     * prompt_end on are decoded, one after the other, under the policy. */
+    /* Tokens at positions below prompt_end are a prompt: they attend densely (or as prompt= says), whole blocks at a time, and
+     * where the prompt ends an evicting policy cuts the cache to its budget. A prompt may come in several spans, each with the same
+     * prompt_end. Tokens from prompt_end on are decoded, one after the other, under the policy. */
     int prompt_end;
     /* Tokens from prompt_end on attend to the whole cache, as under the policy `full` and with the same bits, up to 16 of them in a
      * pass. Not under policies that evict. */

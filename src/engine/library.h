@@ -6,8 +6,9 @@
  *
  * A block's id is a hash of its parent's id and its tokens: so texts that begin alike share files, and whoever knows the tokens
  * finds the rows. KIND is what rows depend on beside the tokens: the model, the KV type, how keys are rotated, the kernels. Nothing
- * of a policy is kept: prompts are read densely, and what a metric keeps is made anew from the keys. A block is whole or absent:
- * it gets its name when it is complete, and all that is read of it is compared with its checksums. */
+ * of a policy is kept: prompts are read densely (texts under prompt= are kept for that policy alone), and what a metric keeps is
+ * made anew from the keys. A block is whole or absent: it gets its name when it is complete, and all that is read of it is compared
+ * with its checksums. */
 #ifndef BUTLER_LIBRARY_H
 #define BUTLER_LIBRARY_H
 
