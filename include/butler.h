@@ -139,7 +139,20 @@ struct butler_engine_params {
      * values of one layer together. What a session computes does not depend on it. 0: all are in memory. */
     uint64_t kv_ram;
     const char *kv_folder;
+    /* "cpu" or NULL; "opencl:N": device N of butler_device_describe; "auto": the first of those that is a GPU, else the CPU
+     * (butler_engine_info says which). A device runs the policies full, quest, tinyserve and oracle with caches in F16 and F32;
+     * others are BUTLER_ERROR_UNSUPPORTED when a session is made, as are weights without a kernel when the engine is. */
+    const char *device;
 };
+
+/* Device opencl:i. False: there is none, or no OpenCL driver (libOpenCL.so.1, which is opened here). */
+struct butler_device_info {
+    size_t struct_size;
+    char name[160], driver[64];
+    uint64_t memory; /* bytes */
+    bool is_gpu;
+};
+bool butler_device_describe(int i, struct butler_device_info *info);
 
 /* params may be NULL. NULL on failure. The model must outlive the engine; all sessions are freed before it. */
 struct butler_engine *butler_engine_new(struct butler_model *model, const struct butler_engine_params *params,
@@ -149,8 +162,8 @@ struct butler_model *butler_engine_model(const struct butler_engine *engine);
 
 struct butler_engine_info {
     size_t struct_size;
-    const char *device; /* "cpu" */
-    const char *isa;    /* kernels in use */
+    const char *device; /* "cpu" or "opencl" */
+    const char *isa;    /* kernels in use; the name of another device */
     int n_threads, n_block;
     uint64_t kv_memory;                   /* bytes of KV pages in use: a page that several sessions share counts once */
     uint64_t scratch_memory;              /* bytes reserved for activations and scratch; what is never written costs nothing */

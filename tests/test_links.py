@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("BUILD", "build"))
-ORDER = ["base", "file", "text", "template", "grammar", "model", "engine", "metrics", "kernels", "cpu", "devices"]
+ORDER = ["base", "file", "text", "template", "grammar", "model", "engine", "metrics", "kernels", "cpu", "gpu", "devices"]
 KNOWN = {("metrics", "kernels")}  # host functions of metrics use kernels
 
 

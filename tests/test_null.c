@@ -115,6 +115,7 @@ static void test_engines(void **state)
     assert_false(butler_predictor_describe(engine, 1, NULL));
     assert_null(butler_engine_model(NULL));
     butler_engine_get_info(engine, NULL);
+    assert_false(butler_device_describe(0, NULL));
     butler_engine_get_info(NULL, &info);
     assert_int_equal(info.n_threads, 0);
     butler_engine_free(NULL);

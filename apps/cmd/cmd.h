@@ -125,6 +125,7 @@ enum cmd_flag {
     CMD_ACCESS_LOG,
     CMD_AUDIT,
     CMD_THREADS,
+    CMD_DEVICE,
     CMD_ISA,
     CMD_PRECISION,
     CMD_JSON,
@@ -175,8 +176,8 @@ struct cmd_options {
     struct cmd_strings positional;
     char *found_model; /* owned; what model points to where there is no -m */
 
-    const char *model, *prompt, *file, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *pre, *output,
-        *data, *mode, *cache;
+    const char *model, *prompt, *file, *device, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *pre,
+        *output, *data, *mode, *cache;
     struct cmd_strings kv, plugins, steps, predictors, settings, documents;
     struct cmd_integers ids, depths, lengths;
     int shots;

@@ -298,9 +298,9 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},  {CMD_KV, "full"},      {CMD_LENGTH, NULL}, {CMD_LIMIT, "0"},   {CMD_DATA, NULL},
-    {CMD_SEED, "0"},    {CMD_KV_TYPE, "f16"},  {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"}, {CMD_ISA, NULL},
-    {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},   {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},     {CMD_KV, "full"},   {CMD_LENGTH, NULL}, {CMD_LIMIT, "0"},   {CMD_DATA, NULL}, {CMD_SEED, "0"},
+    {CMD_KV_TYPE, "f16"},  {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"}, {CMD_DEVICE, NULL}, {CMD_ISA, NULL},  {CMD_PLUGIN, NULL},
+    {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},   {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_gate = {

@@ -166,6 +166,15 @@ static void print_name(const char *label, const char *name)
     cmd_printf("%-15s %s\n", label, cmd_plain(text, sizeof text, name, strlen(name)));
 }
 
+static void print_devices(void)
+{
+    struct butler_device_info info = {BUTLER_INIT(butler_device_info)};
+    char memory[32], name[512];
+    for (int i = 0; butler_device_describe(i, &info); i++)
+        cmd_printf("device          opencl:%d: %s%s, %s\n", i, cmd_plain(name, sizeof name, info.name, strlen(info.name)),
+                   info.is_gpu ? "" : " (not a GPU)", cmd_bytes(memory, sizeof memory, info.memory));
+}
+
 static void print_text(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx, const json_t *gate)
 {
     const struct butler_model *model = butler_engine_model(engine);
@@ -211,6 +220,7 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
     print_predictors(engine);
     print_gate(gate);
     cmd_printf("runs with       %s, %d threads\n", device.isa, device.n_threads);
+    print_devices();
 }
 
 /* ------------------------------------------------------------------------------------ predictors and sessions */
@@ -309,8 +319,9 @@ static int run(struct cmd_options *options)
     return CMD_DONE;
 }
 
-static const struct cmd_use uses[] = {{CMD_MODEL, NULL}, {CMD_CTX, "0"},   {CMD_PREDICTOR, NULL}, {CMD_THREADS, "0"},
-                                      {CMD_ISA, NULL},   {CMD_JSON, NULL}, {CMD_HELP, NULL},      {CMD_NONE, NULL}};
+static const struct cmd_use uses[] = {{CMD_MODEL, NULL},  {CMD_CTX, "0"},     {CMD_PREDICTOR, NULL},
+                                      {CMD_THREADS, "0"}, {CMD_DEVICE, NULL}, {CMD_ISA, NULL},
+                                      {CMD_JSON, NULL},   {CMD_HELP, NULL},   {CMD_NONE, NULL}};
 
 const struct cmd_command cmd_info = {
     .name = "info",

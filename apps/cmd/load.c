@@ -148,6 +148,7 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
                                                 .kv_ram = options->kv_ram,
                                                 .kv_folder = usable ? folder : NULL,
                                                 .n_threads = options->n_threads,
+                                                .device = options->device,
                                                 .isa = options->isa,
                                                 .activation_bits = options->precision,
                                                 .n_block = options->n_block,

@@ -266,6 +266,7 @@ static const struct cmd_use uses[] = {
     {CMD_MIN_P, "0.05"},
     CMD_PENALTIES,
     {CMD_THREADS, "0"},
+    {CMD_DEVICE, NULL},
     {CMD_ISA, NULL},
     {CMD_PRECISION, "8"},
     {CMD_PLUGIN, NULL},

@@ -1,9 +1,69 @@
 /* An engine on a device of this machine, with the built-in metrics and policies: no other file of the library knows all of them. */
+#include <stdlib.h>
+#include <string.h>
+
 #include "cpu/backend_cpu.h"
 #include "devices/spill.h"
 #include "engine/abi.h"
 #include "engine/engine.h"
+#include "gpu/backend_gpu.h"
 #include "metrics/registry.h"
+
+enum { CPU = -1, UNKNOWN = -2 };
+
+bool butler_device_describe(int i, struct butler_device_info *info)
+{
+    struct butler_gpu_info gpu;
+    if (!info || !butler_gpu_describe(i, &gpu))
+        return false;
+    struct butler_device_info own = {.memory = gpu.memory, .is_gpu = gpu.is_gpu};
+    memcpy(own.name, gpu.name, sizeof own.name);
+    memcpy(own.driver, gpu.driver, sizeof own.driver);
+    butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_device_info, is_gpu));
+    return true;
+}
+
+/* CPU, the index of an OpenCL device, or UNKNOWN. */
+static int device_of(const char *name)
+{
+    struct butler_gpu_info info;
+    char *end;
+    if (!name || !strcmp(name, "cpu"))
+        return CPU;
+    if (!strcmp(name, "auto")) {
+        for (int i = 0; butler_gpu_describe(i, &info); i++)
+            if (info.is_gpu)
+                return i;
+        return CPU;
+    }
+    if (strncmp(name, "opencl:", 7) != 0 || name[7] < '0' || name[7] > '9')
+        return UNKNOWN;
+    const long index = strtol(name + 7, &end, 10);
+    return *end || index > 255 ? UNKNOWN : (int)index;
+}
+
+/* Takes the pool's threads; NULL with *err filled on failure. */
+static struct butler_backend *make_backend(const struct butler_engine_params *params, struct butler_pool *pool,
+                                           struct butler_error *err)
+{
+    const struct butler_spill_params spill = {.memory = params->kv_ram,
+                                              .disk = {.folder = params->kv_folder ? params->kv_folder : "/var/tmp"}};
+    const int device = device_of(params->device);
+    if (device == UNKNOWN) {
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "device '%s': there are cpu, auto and opencl:N", params->device);
+        return NULL;
+    }
+    if (device != CPU && params->kv_ram > 0) {
+        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "--kv-ram: pages of device opencl:%d do not go to a disk", device);
+        return NULL;
+    }
+    struct butler_backend *cpu = butler_backend_cpu(pool, params->isa, err);
+    if (!cpu || device == CPU)
+        return cpu && params->kv_ram > 0 ? butler_spill_backend(cpu, &spill, err) : cpu;
+    const struct butler_kernels *kernels = cpu->kernels;
+    butler_backend_free(cpu);
+    return butler_backend_gpu(pool, kernels, device, err);
+}
 
 struct butler_engine *butler_engine_new(struct butler_model *model, const struct butler_engine_params *params,
                                         struct butler_error *err)
@@ -23,11 +83,7 @@ struct butler_engine *butler_engine_new(struct butler_model *model, const struct
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "passes of %d tokens: they must be between 1 and %d", params->n_block, 1 << 16);
         return NULL;
     }
-    const struct butler_spill_params spill = {.memory = params->kv_ram,
-                                              .disk = {.folder = params->kv_folder ? params->kv_folder : "/var/tmp"}};
     struct butler_pool *pool = butler_pool_new(butler_engine_threads(params->n_threads), err);
-    struct butler_backend *backend = pool ? butler_backend_cpu(pool, params->isa, err) : NULL;
-    if (backend && params->kv_ram > 0)
-        backend = butler_spill_backend(backend, &spill, err);
+    struct butler_backend *backend = pool ? make_backend(params, pool, err) : NULL;
     return butler_engine_new_on(model, params, &butler_builtin, pool, backend, err);
 }

@@ -205,6 +205,7 @@ struct butler_backend {
     struct butler_pool *pool;
     const struct butler_kernels *kernels; /* CPU functions: of host memory, or inside operations */
     int block_rows;                       /* rows of a pass that products are fastest with */
+    uint64_t kv_bytes;                    /* most bytes of a pool of KV pages, unless the caller says; 0: the machine's memory */
     int activation_bits;            /* 8 or 16: of the integers that rows are quantised to for products with quantised weights */
     struct butler_workspace *batch; /* [threads] for attend_spans and evict_spans; the engine's scratch */
 
@@ -223,6 +224,10 @@ struct butler_backend {
                            struct butler_error *err);
     /* May be NULL. The error that operations on memory have left since it was last asked for: they then did nothing. */
     int (*check)(struct butler_backend *backend, struct butler_error *err);
+    /* May be NULL: it has all operations for any plan. Else BUTLER_ERROR_UNSUPPORTED where a session of this plan and type would
+     * need one that it has not; the message names it. group: query heads of a KV head. */
+    int (*check_plan)(const struct butler_backend *backend, const struct butler_plan *plan, enum butler_kv_type type, int group,
+                      struct butler_error *err);
     /* May be NULL. Bytes of KV pages that are resident, and in the file; *method: how that is read. */
     void (*spilled)(const struct butler_backend *backend, uint64_t *resident, uint64_t *on_disk, const char **method);
     /* Contents of [address, address + n_bytes) are lost, and its memory may go back to the system. */
@@ -337,6 +342,12 @@ struct butler_backend {
 static inline int butler_backend_check(struct butler_backend *backend, struct butler_error *err)
 {
     return backend->check ? backend->check(backend, err) : 0;
+}
+
+static inline int butler_backend_check_plan(const struct butler_backend *backend, const struct butler_plan *plan,
+                                            enum butler_kv_type type, int group, struct butler_error *err)
+{
+    return backend->check_plan ? backend->check_plan(backend, plan, type, group, err) : 0;
 }
 
 static inline void butler_backend_free(struct butler_backend *backend) /* may be NULL */

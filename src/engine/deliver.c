@@ -49,14 +49,15 @@ static int check_finite(const struct butler_session *session, const struct butle
                        session->model->path, what, (double)top->value, of, top->not_finite, position);
 }
 
-/* Whether all files that the part was computed from are still whole: a row computed from a file that shrank, or without some rows
- * of the cache, is worthless. */
+/* Whether the device works and all files that the part was computed from are still whole: a row computed from a file that shrank,
+ * or without some rows of the cache, is worthless. */
 static bool files_are_whole(struct butler_part *part)
 {
     const struct butler_session *session = part->session;
     if (session->kv.fault.code < 0)
         butler_fail(part->err, session->kv.fault.code, "%s", session->kv.fault.message);
-    else if (butler_gguf_check(session->model->gguf, part->err) == 0 &&
+    else if (butler_backend_check(session->engine->backend, part->err) == 0 &&
+             butler_gguf_check(session->model->gguf, part->err) == 0 &&
              (!session->predict || butler_gguf_check(session->predict->predictor->gguf, part->err) == 0))
         return true;
     butler_part_fail(part);

@@ -114,7 +114,9 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
     engine->backend = backend;
     engine->n_block = params->n_block ? params->n_block : backend->block_rows;
     engine->kv_ram = params->kv_ram;
-    engine->kv_bytes = params->kv_bytes ? params->kv_bytes : machine_memory() * (params->kv_ram > 0 ? SPILL : 1);
+    engine->kv_bytes = params->kv_bytes    ? params->kv_bytes
+                       : backend->kv_bytes ? backend->kv_bytes
+                                           : machine_memory() * (params->kv_ram > 0 ? SPILL : 1);
     backend->activation_bits = params->activation_bits ? params->activation_bits : 8;
     if (bind_model(engine, err) < 0 ||
         (params->prefix_bytes > 0 && !(engine->prefix = butler_prefix_new(params->prefix_bytes, err)))) {

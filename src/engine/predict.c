@@ -413,7 +413,7 @@ int butler_predictor_bind(struct butler_engine *engine, const struct butler_pred
         return BUTLER_ERROR_MEMORY;
     for (int i = 0; i < predictor->n_params; i++) {
         const struct butler_matrix *matrix = &predictor->params[i].matrix;
-        weights[i] = (struct butler_weights){matrix->data, (size_t)matrix->n_rows * matrix->row_bytes};
+        weights[i] = (struct butler_weights){matrix->data, (size_t)matrix->n_rows * matrix->row_bytes, matrix->type};
     }
     const int code = engine->backend->bind_weights(engine->backend, weights, predictor->n_params, err);
     free(weights);

@@ -134,6 +134,7 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
     session->rope_freq = long_context ? model->rope_freq_long : model->rope_freq;
     session->rope_scale = long_context ? model->rope_scale_long : model->rope_scale;
     if (shape_predictor(session, err) < 0 || butler_policy_compile(&session->policy, &session->shape, err) < 0 ||
+        butler_backend_check_plan(engine->backend, &session->policy.plan, params->kv_type, session->shape.group, err) < 0 ||
         butler_scratch_make(&engine->scratch, hp, engine->backend, engine->n_block, n_ctx, policy->rope_in_cache, err) < 0 ||
         butler_kv_init(&session->kv, &session->shape, pages, params->kv_type, n_ctx, &session->policy, err) < 0 ||
         make_memory(session, err) < 0 || make_lookahead(session, err) < 0) {

@@ -216,7 +216,7 @@ int butler_model_vector(struct butler_model *model, const struct butler_tensor *
     float *wide = butler_alloc((size_t)n * sizeof *wide, err);
     if (!wide)
         return BUTLER_ERROR_MEMORY;
-    model->owned_vectors[model->n_owned_vectors++] = (struct butler_weights){wide, (size_t)n * sizeof *wide};
+    model->owned_vectors[model->n_owned_vectors++] = (struct butler_weights){wide, (size_t)n * sizeof *wide, BUTLER_F32};
     *out = wide;
     butler_types[tensor->type].dequantize(wide, data + butler_row_bytes(tensor->type, first), (int)n);
     return 0;
@@ -524,7 +524,7 @@ struct butler_weights *butler_model_weights(const struct butler_model *model, in
     *n = 0;
     for (int64_t i = 0; weights && i < n_tensors; i++) {
         const struct butler_tensor *tensor = butler_gguf_tensor(model->gguf, i);
-        weights[(*n)++] = (struct butler_weights){tensor->data, (size_t)tensor->n_rows * tensor->row_bytes};
+        weights[(*n)++] = (struct butler_weights){tensor->data, (size_t)tensor->n_rows * tensor->row_bytes, tensor->type};
     }
     for (int i = 0; weights && i < model->n_owned_vectors; i++)
         weights[(*n)++] = model->owned_vectors[i];

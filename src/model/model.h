@@ -47,6 +47,7 @@ struct butler_vector {
 struct butler_weights {
     const void *data;
     size_t n_bytes;
+    enum butler_type type; /* F32 of vectors */
 };
 
 /* How a layer rotates queries and keys. */

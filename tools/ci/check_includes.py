@@ -25,7 +25,7 @@ LEVELS = {
     "kernels": FILE,
     "cpu": ENGINE + ["kernels"],
     "gpu": ENGINE,
-    "devices": ENGINE + ["metrics", "kernels", "cpu"],
+    "devices": ENGINE + ["metrics", "kernels", "cpu", "gpu"],
 }
 
 # Programs stand on the public headers, src/base and their own folder. What else they may include, and why. tests/test_links.py reads

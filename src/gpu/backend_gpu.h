@@ -1,0 +1,21 @@
+/* Devices behind OpenCL: what there are, and a backend on one of them. */
+#ifndef BUTLER_BACKEND_GPU_H
+#define BUTLER_BACKEND_GPU_H
+
+#include "engine/backend.h"
+
+struct butler_gpu_info {
+    char name[160], driver[64];
+    uint64_t memory, most_at_once; /* bytes: of the device, of one allocation */
+    bool is_gpu;
+};
+
+/* Device opencl:index, of all drivers' in their order. False: there is none. */
+bool butler_gpu_describe(int index, struct butler_gpu_info *info);
+
+/* kernels: the CPU's, for functions of host memory. NULL with *err filled on failure: no driver, no such device, kernels that its
+ * driver does not compile. */
+struct butler_backend *butler_backend_gpu(struct butler_pool *pool, const struct butler_kernels *kernels, int index,
+                                          struct butler_error *err);
+
+#endif

@@ -1,0 +1,399 @@
+/* Kernels of a device on the KV cache of one layer: rows appended, page bounds, scores, selection, attention (kernels.cl has the
+ * others). Dense attention is attention over the list 0, 1, 2, ...; a prompt's tokens are each attended to as a decode step is. */
+
+#define SLICE 256    /* tokens of a list that a group attends to; fixed, so that no result depends on what shares a launch */
+#define MOST_HEADS 8 /* query heads of a KV head that a group does together */
+#define MOST_DIM 512
+
+/* ------------------------------------------------------------------------------------------------------ rows */
+
+/* Element d of a row of type 0: F16, 1: F32, as enum butler_kv_type. */
+static float load_row(const GLOBAL uchar *row, int type, int d)
+{
+    return type == 0 ? LOAD_HALF(row + 2 * d) : ((const GLOBAL float *)row)[d];
+}
+
+/* Which row of the pool a slot is: a key and a value at 2 row_bytes times this. EXTENT_TOKENS: BUTLER_EXTENT_TOKENS. */
+#define EXTENT_TOKENS 64
+static uint row_of(const GLOBAL uint *table, uint slot)
+{
+    return table[slot / EXTENT_TOKENS] * EXTENT_TOKENS + slot % EXTENT_TOKENS;
+}
+
+/* Writes x[dim] as a row of type 0 or 1. */
+static void store_row(GLOBAL uchar *row, int type, const GLOBAL float *x, int dim)
+{
+    for (int d = THREAD; d < dim; d += THREADS) {
+        if (type == 0)
+            STORE_HALF(row + 2 * d, x[d]);
+        else
+            ((GLOBAL float *)row)[d] = x[d];
+    }
+}
+
+/* Writes k, v [n][n_kv_heads][dim] into slots from `first` on. Groups: n x n_kv_heads. table: that of the layer's first KV head,
+ * others table_stride numbers apart. */
+KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), int table_stride, int row_bytes, int type, int dim, int n_kv_heads,
+              int first)
+{
+    const int t = GROUP(0), head = GROUP(1);
+    const ulong from = (ulong)(t * n_kv_heads + head) * (ulong)dim;
+    const uint to = row_of(AT(uint, table) + head * table_stride, (uint)(first + t));
+    GLOBAL uchar *row = AT(uchar, pool) + (ulong)to * (ulong)(2 * row_bytes);
+    store_row(row, type, AT(float, k) + from, dim);
+    store_row(row + row_bytes, type, AT(float, v) + from, dim);
+}
+
+/* The records of metric page_bounds, {half max[dim], half min[dim]}, of pages from `first` on, from the stored keys of a KV head
+ * with n slots. Groups: pages x n_kv_heads. */
+KERNEL bound_pages(BUFFER(records), BUFFER(pool), BUFFER(table), ulong records_stride, int table_stride, int row_bytes, int type,
+                   int dim, int page, int first, int n)
+{
+    const int p = first + GROUP(0), head = GROUP(1), end = (p + 1) * page < n ? (p + 1) * page : n;
+    GLOBAL uchar *record = AT(uchar, records) + (ulong)head * records_stride + (ulong)p * (ulong)(4 * dim);
+    for (int d = THREAD; d < dim; d += THREADS) {
+        float max = -65504, min = 65504;
+        for (int slot = p * page; slot < end; slot++) {
+            const float x = load_row(AT(uchar, pool) +
+                                         (ulong)row_of(AT(uint, table) + head * table_stride, (uint)slot) * (ulong)(2 * row_bytes),
+                                     type, d);
+            max = fmax(max, x);
+            min = fmin(min, x);
+        }
+        STORE_HALF(record + 2 * d, fmin(max, 65504.0f));
+        STORE_HALF(record + 2 * (dim + d), fmax(min, -65504.0f));
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- scores */
+
+/* scores[head][i] of query heads for pages (sum, or with by_max the highest, over d of max(q_d max_d, q_d min_d)). Groups: blocks
+ * of THREADS pages x n_heads; group: query heads of a KV head. */
+KERNEL score_pages(BUFFER(scores), BUFFER(q), BUFFER(records), ulong score_stride, ulong records_stride, int dim, int group, int n,
+                   int by_max)
+{
+    const int p = GROUP(0) * THREADS + THREAD, head = GROUP(1);
+    if (p >= n)
+        return;
+    const GLOBAL uchar *record = AT(uchar, records) + (ulong)(head / group) * records_stride + (ulong)p * (ulong)(4 * dim);
+    float score = by_max ? -INFINITY : 0.0f;
+    for (int d = 0; d < dim; d++) {
+        const float x = AT(float, q)[head * dim + d];
+        const float bound = fmax(x * LOAD_HALF(record + 2 * d), x * LOAD_HALF(record + 2 * (dim + d)));
+        score = by_max ? fmax(score, bound) : score + bound;
+    }
+    AT(float, scores)[(ulong)head * score_stride + (ulong)p] = score;
+}
+
+/* scores[head][i] = q . key of slot first + i. Groups: blocks of THREADS slots x n_heads. */
+KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), ulong score_stride, int table_stride, int row_bytes,
+                  int type, int dim, int group, int first, int n)
+{
+    const int i = GROUP(0) * THREADS + THREAD, head = GROUP(1);
+    if (i >= n)
+        return;
+    const GLOBAL uint *own = AT(uint, table) + head / group * table_stride;
+    const GLOBAL uchar *key = AT(uchar, pool) + (ulong)row_of(own, (uint)(first + i)) * (ulong)(2 * row_bytes);
+    float score = 0;
+    for (int d = 0; d < dim; d++)
+        score = fma(AT(float, q)[head * dim + d], load_row(key, type, d), score);
+    AT(float, scores)[(ulong)head * score_stride + (ulong)i] = score;
+}
+
+/* ------------------------------------------------------------------------------------------------- selection */
+
+/* Rows of n_heads query heads -> the first of them: logarithms of each row's softmax beside its learned sink, their highest or the
+ * logarithm of their mean. sinks may be NULL. */
+static void reduce_rows(LOCAL float *shared, GLOBAL float *rows, ulong stride, const GLOBAL float *sinks, int n_heads, int n,
+                        float scale, int mean)
+{
+    float shift[MOST_HEADS];
+    for (int h = 0; h < n_heads; h++) {
+        float max = -INFINITY, sum = 0;
+        for (int i = THREAD; i < n; i += THREADS)
+            max = fmax(max, rows[(ulong)h * stride + (ulong)i]);
+        max = group_max(shared, max) * scale;
+        for (int i = THREAD; i < n; i += THREADS)
+            sum += exp(rows[(ulong)h * stride + (ulong)i] * scale - max);
+        shift[h] = max + log(group_sum(shared, sum));
+        if (sinks)
+            shift[h] = fmax(shift[h], sinks[h]) + log(1 + exp(-fabs(shift[h] - sinks[h])));
+    }
+    for (int i = THREAD; i < n; i += THREADS) {
+        float max = -INFINITY, sum = 0;
+        for (int h = 0; h < n_heads; h++)
+            max = fmax(max, rows[(ulong)h * stride + (ulong)i] * scale - shift[h]);
+        for (int h = 0; h < n_heads && mean; h++)
+            sum += exp(rows[(ulong)h * stride + (ulong)i] * scale - shift[h] - max);
+        rows[i] = mean ? max + log(sum / (float)n_heads) : max;
+    }
+    BARRIER();
+}
+
+/* Floats as integers of the same order; NaN is the lowest, and -0 equals 0. */
+static uint sortable(float f)
+{
+    const uint u = FLOAT_TO_BITS(f + 0.0f);
+    return f != f ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+/* The k-th highest key of x[first .. end): the bound. Returns how many keys that equal it are among the k. Four passes, each of
+ * which finds eight bits by a histogram of the keys that begin with those found before. */
+static int kth_highest(LOCAL int *histogram, LOCAL uint *found, const GLOBAL float *x, int first, int end, int k, uint *bound)
+{
+    uint prefix = 0, mask = 0;
+    int need = k;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        for (int i = THREAD; i < 256; i += THREADS)
+            histogram[i] = 0;
+        BARRIER();
+        for (int i = first + THREAD; i < end; i += THREADS) {
+            const uint key = sortable(x[i]);
+            if ((key & mask) == prefix)
+                ATOMIC_ADD(&histogram[key >> shift & 255], 1);
+        }
+        BARRIER();
+        if (THREAD == 0) {
+            int bucket = 255;
+            for (; bucket > 0 && histogram[bucket] < need; bucket--)
+                need -= histogram[bucket];
+            found[0] = (uint)bucket;
+            found[1] = (uint)need;
+        }
+        BARRIER();
+        prefix |= found[0] << shift;
+        mask |= 255u << shift;
+        need = (int)found[1];
+        BARRIER();
+    }
+    *bound = prefix;
+    return need;
+}
+
+/* What a list's choice is made of (struct butler_choice) and where it goes. */
+struct choice {
+    int n_units, budget, first, last; /* as in backend.h */
+    int unit, n;                      /* slots of a unit, of the KV head */
+};
+
+/* The ids of x's chosen units as slots, ascending; the units noted, a bit each. Returns the number of slots. Ties go to the lower
+ * index. */
+static int choose(LOCAL int *shared, LOCAL uint *few, const GLOBAL float *x, struct choice c, GLOBAL uint *slots,
+                  GLOBAL uint *noted)
+{
+    const int all = c.budget >= c.n_units || c.first + c.last >= c.n_units;
+    const int k = c.budget - c.first - c.last > 0 ? c.budget - c.first - c.last : 0, end = c.n_units - c.last;
+    uint bound = 0xffffffffu;
+    const int n_words = (c.n_units + 63) / 64 * 2;
+    int n_equal = 0, n_chosen = 0, n_ties = 0, last_chosen = 0;
+    if (!all && k > 0)
+        n_equal = kth_highest(shared, few, x, c.first, end, k, &bound);
+    for (int base = 0; base < c.n_units; base += THREADS) {
+        const int u = base + THREAD, scored = u >= c.first && u < end;
+        const uint key = scored && u < c.n_units && !all && k > 0 ? sortable(x[u]) : 0;
+        int total, chosen = u < c.n_units && (all || !scored || (k > 0 && key > bound));
+        const int tie = u < c.n_units && !all && scored && k > 0 && key == bound;
+        const int rank = n_ties + group_scan(shared, tie, &total);
+        n_ties += total;
+        chosen = chosen || (tie && rank < n_equal);
+        shared[THREAD] = chosen;
+        BARRIER();
+        if (u % 32 == 0 && u / 32 < n_words) {
+            uint word = 0;
+            for (int i = 0; i < 32; i++)
+                word |= (uint)shared[THREAD + i] << i;
+            noted[u / 32] = word;
+        }
+        last_chosen = shared[(c.n_units - 1 - base) % THREADS];
+        BARRIER();
+        const int place = n_chosen + group_scan(shared, chosen, &total);
+        n_chosen += total;
+        for (int i = 0; i < c.unit && chosen; i++)
+            if (u * c.unit + i < c.n)
+                slots[place * c.unit + i] = (uint)(u * c.unit + i);
+        BARRIER();
+    }
+    return n_chosen * c.unit - (last_chosen ? c.n_units * c.unit - c.n : 0);
+}
+
+/* Scores of a list's n_heads query heads -> the list. Groups: n_lists. raw: one head, whose scores are not made comparable. */
+KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted), BUFFER(sinks), ulong score_stride,
+                    ulong list_stride, ulong noted_stride, int n_heads, int n_units, int budget, int first, int last, int unit,
+                    int n, float scale, int mean)
+{
+    SHARED float floats[THREADS];
+    SHARED int ints[256];
+    SHARED uint few[THREADS / 32];
+    const struct choice c = {n_units, budget, first, last, unit, n};
+    const int list = GROUP(0);
+    GLOBAL float *rows = AT(float, scores) + (ulong)(list * n_heads) * score_stride;
+    if (n_heads > 1)
+        reduce_rows(floats, rows, score_stride, GIVEN(sinks) ? AT(float, sinks) + list * n_heads : 0, n_heads, n_units, scale,
+                    mean);
+    const int count =
+        choose(ints, few, rows, c, AT(uint, slots) + (ulong)list * list_stride, AT(uint, noted) + (ulong)list * noted_stride);
+    if (THREAD == 0)
+        AT(int, counts)[list] = count;
+}
+
+/* The list of an earlier step and the units from `fresh` on. Groups: n_lists. */
+KERNEL repeat(BUFFER(slots), BUFFER(counts), BUFFER(noted), ulong list_stride, ulong noted_stride, int fresh, int unit, int n)
+{
+    SHARED int shared[THREADS];
+    const int n_units = (n + unit - 1) / unit, list = GROUP(0);
+    GLOBAL uint *bits = AT(uint, noted) + (ulong)list * noted_stride, *to = AT(uint, slots) + (ulong)list * list_stride;
+    int n_slots = 0, total;
+    for (int u = fresh + THREAD * 32 - fresh % 32; u < n_units; u += THREADS * 32) /* a word a thread */
+        for (int i = u < fresh ? fresh : u; i < u + 32 && i < n_units; i++)
+            bits[u / 32] |= 1u << i % 32;
+    BARRIER();
+    for (int base = 0; base < n_units; base += THREADS) {
+        const int u = base + THREAD, own = u < n_units && bits[u / 32] >> u % 32 & 1;
+        const int m = !own ? 0 : n - u * unit < unit ? n - u * unit : unit;
+        const int place = n_slots + group_scan(shared, m, &total);
+        n_slots += total;
+        for (int i = 0; i < m; i++)
+            to[place + i] = (uint)(u * unit + i);
+    }
+    if (THREAD == 0)
+        AT(int, counts)[list] = n_slots;
+}
+
+/* ------------------------------------------------------------------------------------------------- attention */
+
+/* Heads, rows and types that attention over a list goes by. */
+struct attention {
+    int dim, n_q; /* n_q: query heads of this group, of one KV head */
+    int type, row_bytes;
+    float scale, softcap; /* softcap 0: none */
+};
+
+/* What a group shares while it attends. */
+struct attending {
+    LOCAL float *q;    /* [MOST_HEADS][dim] scaled */
+    LOCAL float *s;    /* [MOST_HEADS][SLICE] */
+    LOCAL float *some; /* [THREADS] */
+    LOCAL uint *rows;  /* [SLICE] */
+};
+
+static void load_queries(struct attending g, struct attention a, const GLOBAL float *q)
+{
+    for (int i = THREAD; i < a.n_q * a.dim; i += THREADS)
+        g.q[i] = q[i] * a.scale;
+    BARRIER();
+}
+
+/* Attention over m <= SLICE slots: those of a list, or (NULL) first, first + 1, ...: partial[n_q][partial_stride] gets the sum of
+ * weighted values, behind it the highest score and the sum of weights. */
+static void attend_slice(struct attending g, struct attention a, const GLOBAL uchar *pool, const GLOBAL uint *table,
+                         const GLOBAL uint *slots, int first, int m, GLOBAL float *partial, ulong partial_stride)
+{
+    const int lanes = THREADS / MOST_HEADS, head = THREAD / lanes, lane = THREAD % lanes;
+    float acc[MOST_HEADS], max = -INFINITY, sum = 0;
+    for (int t = THREAD; t < m; t += THREADS) {
+        g.rows[t] = row_of(table, slots ? slots[t] : (uint)(first + t));
+        const GLOBAL uchar *key = pool + (ulong)g.rows[t] * (ulong)(2 * a.row_bytes);
+        for (int h = 0; h < MOST_HEADS; h++)
+            acc[h] = 0;
+        for (int d = 0; d < a.dim; d++) {
+            const float k = load_row(key, a.type, d);
+            for (int h = 0; h < a.n_q; h++)
+                acc[h] = fma(k, g.q[h * a.dim + d], acc[h]);
+        }
+        for (int h = 0; h < a.n_q; h++)
+            g.s[h * SLICE + t] = a.softcap > 0 ? a.softcap * tanh(acc[h] / a.softcap) : acc[h];
+    }
+    BARRIER();
+    for (int t = lane; t < m && head < a.n_q; t += lanes)
+        max = fmax(max, g.s[head * SLICE + t]);
+    g.some[THREAD] = max;
+    BARRIER();
+    for (int i = 0; i < lanes; i++)
+        max = fmax(max, g.some[head * lanes + i]);
+    BARRIER();
+    for (int t = lane; t < m && head < a.n_q; t += lanes) {
+        const float weight = exp(g.s[head * SLICE + t] - max);
+        g.s[head * SLICE + t] = weight;
+        sum += weight;
+    }
+    g.some[THREAD] = sum;
+    BARRIER();
+    if (lane == 0 && head < a.n_q) {
+        for (int i = 1; i < lanes; i++)
+            sum += g.some[head * lanes + i];
+        partial[(ulong)head * partial_stride + (ulong)a.dim] = max;
+        partial[(ulong)head * partial_stride + (ulong)a.dim + 1] = sum;
+    }
+    for (int d = THREAD; d < a.dim; d += THREADS) {
+        for (int h = 0; h < MOST_HEADS; h++)
+            acc[h] = 0;
+        for (int t = 0; t < m; t++) {
+            const float v = load_row(pool + (ulong)g.rows[t] * (ulong)(2 * a.row_bytes) + a.row_bytes, a.type, d);
+            for (int h = 0; h < a.n_q; h++)
+                acc[h] = fma(g.s[h * SLICE + t], v, acc[h]);
+        }
+        for (int h = 0; h < a.n_q; h++)
+            partial[(ulong)h * partial_stride + (ulong)d] = acc[h];
+    }
+    BARRIER();
+}
+
+/* out[dim] of a query head from its slices, dim + 2 numbers each; sink: a logit beside the tokens' (-INFINITY: none). */
+static void merge_slices(const GLOBAL float *partial, int n_slices, int dim, float sink, GLOBAL float *out)
+{
+    float max = sink, sum = 0;
+    for (int i = 0; i < n_slices; i++)
+        max = fmax(max, partial[(ulong)i * (ulong)(dim + 2) + (ulong)dim]);
+    sum = sink > -INFINITY ? exp(sink - max) : 0.0f;
+    for (int i = 0; i < n_slices; i++)
+        sum = fma(partial[(ulong)i * (ulong)(dim + 2) + (ulong)dim + 1],
+                  exp(partial[(ulong)i * (ulong)(dim + 2) + (ulong)dim] - max), sum);
+    for (int d = THREAD; d < dim; d += THREADS) {
+        float acc = 0;
+        for (int i = 0; i < n_slices; i++)
+            acc = fma(partial[(ulong)i * (ulong)(dim + 2) + (ulong)d], exp(partial[(ulong)i * (ulong)(dim + 2) + (ulong)dim] - max),
+                      acc);
+        out[d] = acc / sum;
+    }
+}
+
+/* How many slots query row `row` attends to, and from which on: list `list`, or without lists the `window` newest of those up to
+ * the row's own, which is slot own + row. */
+#define COUNT_OF(row, list)                                                                                                        \
+    const int n_seen = own + (row) + 1, first = GIVEN(counts) || n_seen < window ? 0 : n_seen - window,                            \
+              count = GIVEN(counts) ? AT(int, counts)[list] : n_seen - first
+
+/* partial[row][head][slice][dim + 2]. Groups: query heads by n_q x slices x rows. list_heads: query heads of a list. */
+KERNEL attend(BUFFER(partial), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER(slots), BUFFER(counts), ulong list_stride,
+              int table_stride, int n_heads, int group, int list_heads, int n_q, int dim, int type, int row_bytes, float softcap,
+              int own, int window, int n_slices)
+{
+    SHARED float queries[MOST_HEADS * MOST_DIM];
+    SHARED float weights[MOST_HEADS * SLICE];
+    SHARED float some[THREADS];
+    SHARED uint rows[SLICE];
+    const struct attending g = {queries, weights, some, rows};
+    const struct attention a = {dim, n_q, type, row_bytes, 1 / sqrt((float)dim), softcap};
+    const int head = GROUP(0) * n_q, slice = GROUP(1), row = GROUP(2), list = head / list_heads;
+    COUNT_OF(row, list);
+    const int left = count - slice * SLICE, m = left < SLICE ? left : SLICE;
+    if (m <= 0)
+        return;
+    load_queries(g, a, AT(float, q) + (ulong)(row * n_heads + head) * (ulong)dim);
+    attend_slice(g, a, AT(uchar, pool), AT(uint, table) + head / group * table_stride,
+                 GIVEN(slots) ? AT(uint, slots) + (ulong)list * list_stride + (ulong)(slice * SLICE) : 0, first + slice * SLICE, m,
+                 AT(float, partial) + ((ulong)(row * n_heads + head) * (ulong)n_slices + (ulong)slice) * (ulong)(dim + 2),
+                 (ulong)n_slices * (ulong)(dim + 2));
+}
+
+/* out[row][head][dim]. Groups: n_heads x rows. */
+KERNEL merge(BUFFER(out), BUFFER(partial), BUFFER(counts), BUFFER(sinks), int list_heads, int dim, int n_heads, int own, int window,
+             int n_slices)
+{
+    const int head = GROUP(0), row = GROUP(1);
+    const ulong at = (ulong)(row * n_heads + head);
+    COUNT_OF(row, head / list_heads);
+    (void)first;
+    merge_slices(AT(float, partial) + at * (ulong)n_slices * (ulong)(dim + 2), (count + SLICE - 1) / SLICE, dim,
+                 GIVEN(sinks) ? AT(float, sinks)[head] : -INFINITY, AT(float, out) + at * (ulong)dim);
+}

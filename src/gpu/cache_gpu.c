@@ -1,0 +1,291 @@
+/* Operations of a device on one layer of the KV cache: append, score, select, attend. Lists and scores stay on the device; the host
+ * knows how long a list can be at most. */
+#include <math.h>
+#include <string.h>
+
+#include "gpu/gpu.h"
+
+/* What kernels are given of a layer's heads: the first KV head's, and how far apart they are. */
+struct layer {
+    struct butler_gpu *gpu;
+    const struct butler_layer_state *state;
+    const struct butler_kv *kv;
+    const struct butler_kv_head *head; /* the first */
+    int table_stride, group, n;        /* n: slots, of every head */
+};
+
+static struct layer layer_of(struct butler_backend *backend, const struct butler_layer_state *state)
+{
+    const struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, 0);
+    return (struct layer){.gpu = (struct butler_gpu *)backend,
+                          .state = state,
+                          .kv = state->kv,
+                          .head = head,
+                          .table_stride = state->kv->n_kv_heads > 1 ? (int)(head[1].table - head[0].table) : 0,
+                          .group = state->n_heads / state->kv->n_kv_heads,
+                          .n = head->n_slots};
+}
+
+static bool bounds_pages(const struct butler_plan *plan)
+{
+    return plan->metric && !strcmp(plan->metric->name, "page_bounds");
+}
+
+/* ------------------------------------------------------------------------------------------------------ append */
+
+static void gpu_summarise(struct butler_backend *backend, const struct butler_layer_state *state, int first)
+{
+    const struct layer l = layer_of(backend, state);
+    const int page = l.kv->record_slots;
+    if (!bounds_pages(state->plan) || first >= l.n)
+        return;
+    first /= page;
+    butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, page) - first, l.kv->n_kv_heads, 1, "bbbliiiiiii",
+                      l.head->records, l.kv->pool, l.head->table, (uint64_t)l.kv->records_stride, l.table_stride,
+                      (int)l.kv->row_bytes, (int)l.kv->type, l.kv->head_dim, page, first, l.n);
+    state->traffic->metric_bytes += (uint64_t)(l.n - first * page) * l.kv->row_bytes * (uint64_t)l.kv->n_kv_heads;
+}
+
+static void gpu_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
+                       int n)
+{
+    const struct layer l = layer_of(backend, state);
+    butler_gpu_launch(l.gpu, GPU_append, n, l.kv->n_kv_heads, 1, "bbbbiiiiii", l.kv->pool, l.head->table, k, v, l.table_stride,
+                      (int)l.kv->row_bytes, (int)l.kv->type, l.kv->head_dim, l.kv->n_kv_heads, l.n - n);
+    if (state->summarise_from < INT32_MAX)
+        gpu_summarise(backend, state, state->summarise_from);
+}
+
+/* --------------------------------------------------------------------------------------------------- selection */
+
+static void gpu_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, bool bounds)
+{
+    const struct layer l = layer_of(backend, state);
+    const struct butler_workspace *work = state->work;
+    const int n = BUTLER_CEIL_DIV(l.n, state->plan->score_slots), blocks = BUTLER_CEIL_DIV(n, GPU_THREADS);
+    (void)bounds; /* check_plan refuses scan= */
+    if (bounds_pages(state->plan))
+        butler_gpu_launch(l.gpu, GPU_score_pages, blocks, state->n_heads, 1, "bbblliiii", work->scores, q, l.head->records,
+                          (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n,
+                          state->plan->values[1] != 0);
+    else
+        butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, "bbbbliiiiiii", work->scores, q, l.kv->pool,
+                          l.head->table, (uint64_t)work->score_stride, l.table_stride, (int)l.kv->row_bytes, (int)l.kv->type,
+                          l.kv->head_dim, l.group, 0, n);
+    state->traffic->metric_bytes +=
+        (uint64_t)n * (uint64_t)l.kv->n_kv_heads * (bounds_pages(state->plan) ? l.kv->record_bytes : l.kv->row_bytes);
+}
+
+/* Where the units that a layer's first list chose are noted. */
+static uint64_t *noted_of(const struct butler_layer_state *state)
+{
+    return state->selection->units + (size_t)state->layer * (size_t)state->n_heads * state->selection->words;
+}
+
+/* Counts what attention will read of lists that were selected when heads had selected_n slots: the last unit, which may not be
+ * full, is always among the chosen, and so is every later slot. */
+static void count_lists(const struct butler_layer_state *state, const struct butler_selecting *selecting, int n_lists,
+                        int selected_n)
+{
+    const struct butler_choice *c = &selecting->choice;
+    const int unit = state->plan->unit, n_units = BUTLER_CEIL_DIV(selected_n, unit);
+    const int n_kept = BUTLER_MIN(n_units, BUTLER_MAX(c->budget, c->first + c->last));
+    const int n_slots = n_kept * unit - (n_units * unit - selected_n) + selecting->n - selected_n;
+    state->traffic->units_selected += (uint64_t)n_lists * (uint64_t)BUTLER_CEIL_DIV(n_slots, unit);
+    state->traffic->kv_bytes += 2 * (uint64_t)state->kv->row_bytes * (uint64_t)n_lists * (uint64_t)n_slots;
+}
+
+static void gpu_select(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                       const struct butler_selecting *selecting, const struct butler_lists *lists)
+{
+    const struct butler_choice *c = &selecting->choice;
+    const int n_heads = state->n_heads / lists->n_lists;
+    (void)q;
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_choose_units, lists->n_lists, 1, 1, "bbbbbllliiiiiiifi",
+                      state->work->scores, lists->memory, lists->n, noted_of(state), state->sinks,
+                      (uint64_t)state->work->score_stride, (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words),
+                      n_heads, c->n_units, c->budget, c->first, c->last, state->plan->unit, selecting->n,
+                      (double)(1 / sqrtf((float)state->kv->head_dim)), state->plan->reduction.mean);
+    count_lists(state, selecting, lists->n_lists, selecting->n);
+}
+
+static void gpu_repeat(struct butler_backend *backend, const struct butler_layer_state *state, int selected_at,
+                       const struct butler_selecting *selecting, const struct butler_lists *lists)
+{
+    const int unit = state->plan->unit;
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_repeat, lists->n_lists, 1, 1, "bbblliii", lists->memory, lists->n,
+                      noted_of(state), (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words), selected_at / unit, unit,
+                      selecting->n);
+    count_lists(state, selecting, lists->n_lists, selected_at);
+}
+
+/* --------------------------------------------------------------------------------------------------- attention */
+
+/* The most query heads of a KV head that a group attends for: a divisor of their number. */
+static int heads_together(int group)
+{
+    int n = BUTLER_MIN(group, GPU_MOST_HEADS);
+    while (group % n != 0)
+        n--;
+    return n;
+}
+
+/* Rows [0, n) of q, the newest n tokens': over lists, or each over the `window` newest up to its own. most: slots of any row. */
+static void attend_rows(const struct layer *l, const float *q, float *out, int n, const struct butler_lists *lists, int window,
+                        int most)
+{
+    const struct butler_layer_state *state = l->state;
+    const struct butler_workspace *work = state->work;
+    const int dim = l->kv->head_dim, n_heads = state->n_heads, n_slices = BUTLER_CEIL_DIV(most, GPU_SLICE);
+    const int list_heads = lists ? n_heads / lists->n_lists : l->group, n_q = heads_together(BUTLER_MIN(list_heads, l->group));
+    const size_t row = (size_t)n_heads * (size_t)dim, partial = (size_t)n_slices * (size_t)n_heads * (size_t)(dim + 2);
+    const int at_once = (int)BUTLER_MAX(work->block_floats / partial, 1);
+    for (int first = 0, m; first < n; first += m) {
+        const int own = l->n - n + first;
+        m = BUTLER_MIN(n - first, at_once);
+        butler_gpu_launch(l->gpu, GPU_attend, n_heads / n_q, n_slices, m, "bbbbbbliiiiiiiifiii", work->block,
+                          q + (size_t)first * row, l->kv->pool, l->head->table, lists ? lists->memory : NULL,
+                          lists ? lists->n : NULL, (uint64_t)(lists ? lists->stride : 0), l->table_stride, n_heads, l->group,
+                          list_heads, n_q, dim, (int)l->kv->type, (int)l->kv->row_bytes, (double)state->softcap, own, window,
+                          n_slices);
+        butler_gpu_launch(l->gpu, GPU_merge, n_heads, m, 1, "bbbbiiiiii", out + (size_t)first * row, work->block,
+                          lists ? lists->n : NULL, state->sinks, list_heads, dim, n_heads, own, window, n_slices);
+    }
+}
+
+/* Tokens that are read, of each KV head or list. */
+static void count_pairs(const struct layer *l, int n_lists, int n)
+{
+    l->state->traffic->kv_bytes += 2 * (uint64_t)l->kv->row_bytes * (uint64_t)n_lists * (uint64_t)n;
+}
+
+static void gpu_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out,
+                             int n, int window, int observe_from)
+{
+    const struct layer l = layer_of(backend, state);
+    (void)observe_from; /* check_plan refuses metrics that observe */
+    attend_rows(&l, q, out, n, NULL, window, BUTLER_MIN(l.n, window));
+    count_pairs(&l, l.kv->n_kv_heads, l.n);
+}
+
+static void gpu_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
+                       const float *v, const struct butler_lists *lists, int newest, float *out, bool observe)
+{
+    const struct layer l = layer_of(backend, state);
+    (void)observe;
+    if (k)
+        gpu_append(backend, state, k, v, 1);
+    attend_rows(&l, q, out, 1, lists, newest > 0 ? newest : INT32_MAX, lists ? l.n : BUTLER_MIN(l.n, newest));
+    if (!lists)
+        count_pairs(&l, l.kv->n_kv_heads, BUTLER_MIN(l.n, newest));
+}
+
+static void gpu_attend_exact(struct butler_backend *backend, const struct butler_attend_span *span)
+{
+    const struct layer l = layer_of(backend, &span->state);
+    gpu_append(backend, &span->state, span->k, span->v, span->n);
+    attend_rows(&l, span->q, span->out, span->n, NULL, span->window, BUTLER_MIN(l.n, span->window));
+    count_pairs(&l, l.kv->n_kv_heads, BUTLER_MIN(l.n, span->window));
+}
+
+/* scores[n] become attention weights; returns that of the learned sink. */
+static float weigh(const struct butler_layer_state *state, int head, const float *scores, float *weights, int n)
+{
+    const float scale = 1 / sqrtf((float)state->kv->head_dim), cap = state->softcap;
+    float max = state->sinks ? state->sinks[head] : -INFINITY;
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        weights[i] = cap > 0 ? cap * tanhf(scores[i] * scale / cap) : scores[i] * scale;
+        max = fmaxf(max, weights[i]);
+    }
+    for (int i = 0; i < n; i++)
+        sum += (double)(weights[i] = expf(weights[i] - max));
+    const double sink = state->sinks ? exp((double)(state->sinks[head] - max)) : 0;
+    for (int i = 0; i < n; i++)
+        weights[i] = (float)((double)weights[i] / (sum + sink));
+    return (float)(sink / (sum + sink));
+}
+
+/* Scores by the device, the rest on the host: it is not in a step's way. */
+static void gpu_exact_weights(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
+                              const struct butler_exact *exact)
+{
+    const struct layer l = layer_of(backend, state);
+    const struct butler_workspace *work = state->work;
+    const int dim = l.kv->head_dim, first = l.n - exact->n;
+    float *rows = exact->scores ? exact->scores : exact->weights;
+    butler_gpu_stage(l.gpu, q, 0, (size_t)(state->n_heads * dim) * sizeof *q);
+    butler_gpu_launch(l.gpu, GPU_score_keys, BUTLER_CEIL_DIV(exact->n, GPU_THREADS), state->n_heads, 1, "bsbbliiiiiii",
+                      work->scores, l.kv->pool, l.head->table, (uint64_t)work->score_stride, l.table_stride, (int)l.kv->row_bytes,
+                      (int)l.kv->type, dim, l.group, first, exact->n);
+    for (int h = 0; h < state->n_heads; h++) {
+        const size_t at = (size_t)h * exact->stride;
+        if (rows)
+            backend->download(backend, rows + at, work->scores + (size_t)h * work->score_stride, (size_t)exact->n * sizeof *rows);
+        const float sink = exact->weights ? weigh(state, h, rows + at, exact->weights + at, exact->n) : 0;
+        if (exact->weights && exact->sinks)
+            exact->sinks[h] = sink;
+    }
+    for (int i = 0; exact->positions && i < l.kv->n_kv_heads * exact->n; i++)
+        exact->positions[(size_t)(i / exact->n) * exact->stride + (size_t)(i % exact->n)] = first + i % exact->n;
+}
+
+/* ------------------------------------------------------------------------------------------------------- plans */
+
+static int gpu_check_plan(const struct butler_backend *backend, const struct butler_plan *plan, enum butler_kv_type type, int group,
+                          struct butler_error *err)
+{
+    const struct butler_gpu *gpu = (const struct butler_gpu *)backend;
+    const struct butler_reduction *r = &plan->reduction;
+    const bool pages = bounds_pages(plan) && plan->values[2] == 0;
+    const bool keys = plan->metric && !strcmp(plan->metric->name, "exact");
+    const bool known = (pages || keys) && plan->method == BUTLER_RETRIEVE && plan->share != BUTLER_SHARE_LAYER && r->logits &&
+                       !r->zscores && !r->probabilities && r->weigh == BUTLER_WEIGH_NOT && r->pool == 1 && plan->scan == 0 &&
+                       plan->value_norm == BUTLER_NORM_NONE;
+    if (type == BUTLER_KV_Q8_0)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "device opencl:%d has no kernels for --kv-type q8_0: use f16 or --device cpu", gpu->index);
+    if (plan->metric && (!known || (plan->share == BUTLER_SHARE_KV && group > GPU_MOST_HEADS)))
+        return butler_fail(
+            err, BUTLER_ERROR_UNSUPPORTED,
+            "device opencl:%d has no kernels for this policy (metric %s): use full, quest, tinyserve or --device cpu", gpu->index,
+            plan->metric->name);
+    return 0;
+}
+
+/* Scores, lists, and slices of attention (in block) for as many rows as fit into a few million numbers, but at least one. */
+static int gpu_make_workspace(struct butler_backend *backend, struct butler_workspace *work, const struct butler_hparams *hp,
+                              const struct butler_workspace_sizes *sizes, struct butler_error *err)
+{
+    enum { PARTIAL_FLOATS = 4 << 20 };
+    const size_t slots = (size_t)sizes->max_slots, heads = (size_t)hp->n_heads;
+    struct butler_arena *pieces = &work->memory.pieces;
+    memset(work, 0, sizeof *work);
+    if (!sizes->products) /* for a thread of the CPU */
+        return 0;
+    work->max_slots = sizes->max_slots;
+    work->n_threads = sizes->n_threads;
+    work->score_stride = (slots + 15) / 16 * 16;
+    work->block_floats = heads * BUTLER_CEIL_DIV(slots, (size_t)GPU_SLICE) * (size_t)(hp->head_dim + 2);
+    work->block_floats = BUTLER_MAX(work->block_floats, PARTIAL_FLOATS);
+    butler_arena_want(pieces, &work->scores, heads * work->score_stride, sizeof(float));
+    butler_arena_want(pieces, &work->slots, heads * slots, sizeof(uint32_t));
+    butler_arena_want(pieces, &work->list_n, heads, sizeof(int));
+    butler_arena_want(pieces, &work->block, work->block_floats, sizeof(float));
+    return butler_buffers_make(&work->memory, backend, err);
+}
+
+void butler_gpu_use_cache(struct butler_backend *backend)
+{
+    backend->make_workspace = gpu_make_workspace;
+    backend->check_plan = gpu_check_plan;
+    backend->append = gpu_append;
+    backend->summarise = gpu_summarise;
+    backend->attend_block = gpu_attend_block;
+    backend->score = gpu_score;
+    backend->select = gpu_select;
+    backend->repeat = gpu_repeat;
+    backend->attend = gpu_attend;
+    backend->attend_exact = gpu_attend_exact;
+    backend->exact_weights = gpu_exact_weights;
+}

@@ -1,0 +1,321 @@
+/* A device's memory: buffers behind addresses, copies, weights; and launches, which translate addresses too. */
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "gpu/gpu.h"
+
+void butler_gpu_fail(struct butler_gpu *gpu, const char *what, cl_int code)
+{
+    const bool memory = code == -4 || code == -5 || code == -6; /* of the object, of the device's resources, of the host */
+    if (code == 0 || gpu->fault.code < 0)
+        return;
+    butler_fail(&gpu->fault, memory ? BUTLER_ERROR_MEMORY : BUTLER_ERROR_IO, "device opencl:%d (%s): %s: %s (OpenCL error %d)",
+                gpu->index, gpu->name, what, memory ? "out of memory" : "failed, or the device was lost", code);
+}
+
+/* Index of the first region that begins behind an address. */
+static int region_behind(const struct butler_gpu *gpu, const void *address)
+{
+    int low = 0, high = gpu->n_regions;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (gpu->regions[middle].from <= (const unsigned char *)address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The buffer behind an address and where in it; an address of nothing that was allocated or bound is a bug of ours. */
+static void *buffer_at(const struct butler_gpu *gpu, const void *address, size_t *offset)
+{
+    const int i = region_behind(gpu, address) - 1;
+    if (i < 0 || (size_t)((const unsigned char *)address - gpu->regions[i].from) > gpu->regions[i].n_bytes)
+        abort();
+    *offset = (size_t)((const unsigned char *)address - gpu->regions[i].from);
+    return gpu->regions[i].buffer;
+}
+
+static int add_region(struct butler_gpu *gpu, struct butler_gpu_region region, struct butler_error *err)
+{
+    if (gpu->n_regions == gpu->max_regions) {
+        const int n = gpu->max_regions ? 2 * gpu->max_regions : 64;
+        struct butler_gpu_region *more = realloc(gpu->regions, (size_t)n * sizeof *more);
+        if (!more)
+            return butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for %d addresses of a device", n);
+        gpu->regions = more;
+        gpu->max_regions = n;
+    }
+    const int at = region_behind(gpu, region.from);
+    memmove(gpu->regions + at + 1, gpu->regions + at, (size_t)(gpu->n_regions - at) * sizeof *gpu->regions);
+    gpu->regions[at] = region;
+    gpu->n_regions++;
+    return 0;
+}
+
+static void *make_buffer(struct butler_gpu *gpu, size_t n_bytes, struct butler_error *err)
+{
+    cl_int code;
+    void *buffer = gpu->cl->CreateBuffer(gpu->context, CL_MEM_READ_WRITE, BUTLER_MAX(n_bytes, 64), NULL, &code);
+    if (!buffer)
+        butler_fail(err, BUTLER_ERROR_MEMORY, "device opencl:%d (%s) has no memory for %zu bytes (OpenCL error %d)", gpu->index,
+                    gpu->name, n_bytes, code);
+    return buffer;
+}
+
+/* --------------------------------------------------------------------------------------------------- launches */
+
+void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, const char *format, ...)
+{
+#define GPU_NAME(name) #name,
+    static const char *const names[] = {GPU_KERNELS(GPU_NAME)};
+#undef GPU_NAME
+    const size_t groups[3] = {(size_t)x * GPU_THREADS, (size_t)y, (size_t)z}, threads[3] = {GPU_THREADS, 1, 1};
+    const struct butler_opencl *cl = gpu->cl;
+    void *const k = gpu->kernels[kernel];
+    cl_uint arg = 0;
+    cl_int code = 0;
+    va_list args;
+    if (gpu->fault.code < 0 || x <= 0 || y <= 0 || z <= 0)
+        return;
+    va_start(args, format);
+    for (; *format && code == 0; format++) {
+        void *buffer = gpu->staging;
+        size_t offset = 0;
+        cl_ulong number = 0;
+        cl_int whole;
+        float real;
+        if (*format == 'b') {
+            const void *address = va_arg(args, const void *);
+            buffer = address ? buffer_at(gpu, address, &offset) : NULL;
+        }
+        switch (*format) {
+        case 'b':
+        case 's':
+            code = cl->SetKernelArg(k, arg++, sizeof buffer, buffer ? &buffer : NULL);
+            number = offset;
+            break;
+        case 'l':
+            number = va_arg(args, uint64_t);
+            break;
+        case 'i':
+            whole = va_arg(args, int);
+            code = cl->SetKernelArg(k, arg++, sizeof whole, &whole);
+            continue;
+        default:
+            real = (float)va_arg(args, double);
+            code = cl->SetKernelArg(k, arg++, sizeof real, &real);
+            continue;
+        }
+        code = code ? code : cl->SetKernelArg(k, arg++, sizeof number, &number);
+    }
+    va_end(args);
+    if (code == 0)
+        code = cl->EnqueueNDRangeKernel(gpu->queue, k, 3, NULL, groups, threads, 0, NULL, NULL);
+    butler_gpu_fail(gpu, names[kernel], code);
+}
+
+bool butler_gpu_reserve_staging(struct butler_gpu *gpu, size_t n_bytes)
+{
+    if (gpu->fault.code < 0)
+        return false;
+    if (gpu->staging_bytes >= n_bytes)
+        return true;
+    if (gpu->staging)
+        gpu->cl->ReleaseMemObject(gpu->staging); /* once what runs no longer needs it */
+    gpu->staging_bytes = BUTLER_MAX(n_bytes, (size_t)1 << 16);
+    gpu->staging = make_buffer(gpu, gpu->staging_bytes, &gpu->fault);
+    gpu->staging_bytes = gpu->staging ? gpu->staging_bytes : 0;
+    return gpu->staging != NULL;
+}
+
+void butler_gpu_stage(struct butler_gpu *gpu, const void *host, size_t offset, size_t n_bytes)
+{
+    if (butler_gpu_reserve_staging(gpu, offset + n_bytes))
+        butler_gpu_fail(gpu, "write",
+                        gpu->cl->EnqueueWriteBuffer(gpu->queue, gpu->staging, 1, offset, n_bytes, host, 0, NULL, NULL));
+}
+
+void butler_gpu_read_staging(struct butler_gpu *gpu, void *host, size_t n_bytes)
+{
+    memset(host, 0, n_bytes);
+    if (gpu->fault.code == 0)
+        butler_gpu_fail(gpu, "read", gpu->cl->EnqueueReadBuffer(gpu->queue, gpu->staging, 1, 0, n_bytes, host, 0, NULL, NULL));
+}
+
+/* ----------------------------------------------------------------------------------------------------- memory */
+
+static void fill_zero(struct butler_gpu *gpu, void *buffer, size_t offset, size_t n_bytes)
+{
+    const unsigned char zero = 0;
+    if (n_bytes > 0 && gpu->fault.code == 0)
+        butler_gpu_fail(gpu, "fill", gpu->cl->EnqueueFillBuffer(gpu->queue, buffer, &zero, 1, offset, n_bytes, 0, NULL, NULL));
+}
+
+/* Pages (not sparse) are not zeroed: what an extent holds before it is written is undefined. */
+static void *gpu_alloc(struct butler_backend *backend, size_t n_bytes, bool sparse, struct butler_error *err)
+{
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    void *address = mmap(NULL, BUTLER_MAX(n_bytes, 1), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED) {
+        butler_fail(err, BUTLER_ERROR_MEMORY, "no addresses for %zu bytes of a device", n_bytes);
+        return NULL;
+    }
+    void *buffer = make_buffer(gpu, n_bytes, err);
+    if (!buffer || add_region(gpu, (struct butler_gpu_region){address, n_bytes, buffer, true}, err) < 0) {
+        if (buffer)
+            gpu->cl->ReleaseMemObject(buffer);
+        munmap(address, BUTLER_MAX(n_bytes, 1));
+        return NULL;
+    }
+    if (sparse)
+        fill_zero(gpu, buffer, 0, n_bytes);
+    return address;
+}
+
+static void release_region(struct butler_gpu *gpu, const struct butler_gpu_region *region)
+{
+    gpu->cl->ReleaseMemObject(region->buffer);
+    if (region->owned)
+        munmap((void *)(uintptr_t)region->from, BUTLER_MAX(region->n_bytes, 1));
+}
+
+static void gpu_free(struct butler_backend *backend, void *address, size_t n_bytes)
+{
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    (void)n_bytes;
+    if (!address)
+        return;
+    const int i = region_behind(gpu, address) - 1;
+    release_region(gpu, &gpu->regions[i]);
+    memmove(gpu->regions + i, gpu->regions + i + 1, (size_t)(gpu->n_regions - i - 1) * sizeof *gpu->regions);
+    gpu->n_regions--;
+}
+
+static void gpu_discard(struct butler_backend *backend, void *address, size_t n_bytes)
+{
+    (void)backend, (void)address, (void)n_bytes;
+}
+
+static void gpu_upload(struct butler_backend *backend, void *to, const void *host, size_t n_bytes)
+{
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    size_t offset;
+    if (n_bytes == 0 || gpu->fault.code < 0)
+        return;
+    void *buffer = buffer_at(gpu, to, &offset);
+    butler_gpu_fail(gpu, "upload", gpu->cl->EnqueueWriteBuffer(gpu->queue, buffer, 1, offset, n_bytes, host, 0, NULL, NULL));
+}
+
+static void gpu_download(struct butler_backend *backend, void *host, const void *from, size_t n_bytes)
+{
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    size_t offset;
+    if (n_bytes == 0)
+        return;
+    void *buffer = buffer_at(gpu, from, &offset);
+    if (gpu->fault.code == 0)
+        butler_gpu_fail(gpu, "download", gpu->cl->EnqueueReadBuffer(gpu->queue, buffer, 1, offset, n_bytes, host, 0, NULL, NULL));
+    if (gpu->fault.code < 0)
+        memset(host, 0, n_bytes);
+}
+
+static void gpu_copy(struct butler_backend *backend, void *to, const void *from, size_t n_bytes)
+{
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    size_t to_offset, from_offset;
+    if (n_bytes == 0 || gpu->fault.code < 0)
+        return;
+    void *to_buffer = buffer_at(gpu, to, &to_offset), *from_buffer = buffer_at(gpu, from, &from_offset);
+    butler_gpu_fail(gpu, "copy",
+                    gpu->cl->EnqueueCopyBuffer(gpu->queue, from_buffer, to_buffer, from_offset, to_offset, n_bytes, 0, NULL, NULL));
+}
+
+static void gpu_upload_many(struct butler_backend *backend, const struct butler_upload *uploads, int n)
+{
+    for (int i = 0; i < n; i++)
+        gpu_upload(backend, uploads[i].to, uploads[i].host, uploads[i].n_bytes);
+}
+
+static void gpu_zero_many(struct butler_backend *backend, const struct butler_piece *pieces, int n)
+{
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    for (int i = 0; i < n; i++) {
+        size_t offset = 0;
+        void *buffer = pieces[i].n_bytes > 0 ? buffer_at(gpu, pieces[i].address, &offset) : NULL;
+        if (buffer)
+            fill_zero(gpu, buffer, offset, pieces[i].n_bytes);
+    }
+}
+
+static int gpu_check(struct butler_backend *backend, struct butler_error *err)
+{
+    const struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    return gpu->fault.code < 0 ? butler_fail(err, gpu->fault.code, "%s", gpu->fault.message) : 0;
+}
+
+/* Types that load_weights in kernels.cl knows. */
+static bool type_has_kernel(enum butler_type type)
+{
+    switch (type) {
+    case BUTLER_F32:
+    case BUTLER_F16:
+    case BUTLER_BF16:
+    case BUTLER_Q8_0:
+    case BUTLER_Q4_0:
+    case BUTLER_Q4_1:
+    case BUTLER_Q5_0:
+    case BUTLER_Q5_1:
+    case BUTLER_Q4_K:
+    case BUTLER_Q5_K:
+    case BUTLER_Q6_K:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int gpu_bind_weights(struct butler_backend *backend, const struct butler_weights *weights, int n, struct butler_error *err)
+{
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    for (int i = 0; i < n; i++) {
+        if (!type_has_kernel(weights[i].type))
+            return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                               "weights of type %s have no kernel on device opencl:%d: use --device cpu",
+                               butler_type_name((uint32_t)weights[i].type), gpu->index);
+        void *buffer = make_buffer(gpu, weights[i].n_bytes, err);
+        if (!buffer || add_region(gpu, (struct butler_gpu_region){weights[i].data, weights[i].n_bytes, buffer, false}, err) < 0) {
+            if (buffer)
+                gpu->cl->ReleaseMemObject(buffer);
+            return BUTLER_ERROR_MEMORY;
+        }
+        gpu_upload(backend, (void *)(uintptr_t)weights[i].data, weights[i].data, weights[i].n_bytes);
+    }
+    return gpu_check(backend, err);
+}
+
+void butler_gpu_free_memory(struct butler_gpu *gpu)
+{
+    for (int i = 0; i < gpu->n_regions; i++)
+        release_region(gpu, &gpu->regions[i]);
+    if (gpu->staging)
+        gpu->cl->ReleaseMemObject(gpu->staging);
+    free(gpu->regions);
+}
+
+void butler_gpu_use_memory(struct butler_backend *backend)
+{
+    backend->alloc = gpu_alloc;
+    backend->free = gpu_free;
+    backend->discard = gpu_discard;
+    backend->upload = gpu_upload;
+    backend->download = gpu_download;
+    backend->copy = gpu_copy;
+    backend->upload_many = gpu_upload_many;
+    backend->zero_many = gpu_zero_many;
+    backend->check = gpu_check;
+    backend->bind_weights = gpu_bind_weights;
+}

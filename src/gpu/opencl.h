@@ -1,0 +1,25 @@
+/* The dialect of kernels.cl and cache.cl as OpenCL C 1.2; the device's compiler reads this file first.
+ *
+ * KERNEL: a function that the host launches over a grid of groups of THREADS threads; GROUP(axis): which group of the grid; THREAD:
+ * which thread of the group. GLOBAL and LOCAL qualify pointers to device memory and to what the threads of a group share, SHARED
+ * declares the latter. BARRIER(): all threads of the group come here before one goes on. BUFFER(name): a parameter, device memory
+ * as a buffer and an offset in bytes; AT(type, name): a pointer to it; GIVEN(name): it is not NULL. STORE_HALF rounds to nearest
+ * even. */
+#pragma OPENCL FP_CONTRACT OFF
+#define THREADS 128
+#define KERNEL __attribute__((reqd_work_group_size(THREADS, 1, 1))) kernel void
+#define GLOBAL global
+#define LOCAL local
+#define SHARED local
+#define GROUP(axis) ((int)get_group_id(axis))
+#define THREAD ((int)get_local_id(0))
+#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+#define BUFFER(name) global uchar *name##_base, ulong name##_at
+#define AT(type, name) ((global type *)(name##_base + name##_at))
+#define GIVEN(name) (name##_base != 0)
+#define LOAD_HALF(p) vload_half(0, (const global half *)(p))
+#define STORE_HALF(p, x) vstore_half_rte(x, 0, (global half *)(p))
+#define BITS_TO_FLOAT(u) as_float(u)
+#define FLOAT_TO_BITS(f) as_uint(f)
+#define ATOMIC_ADD(p, n) atomic_add(p, n)
+#define ATOMIC_OR(p, n) atomic_or(p, n)
