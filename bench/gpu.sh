@@ -7,7 +7,7 @@ device=${2:-opencl:0}
 shift $(($# < 2 ? $# : 2))
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- 4096 32768
-echo "$(basename "$model"), $(git rev-parse --short=12 HEAD), $(./butler info -m "$model" | sed -n "s/^device  *$device: //p"):"
+echo "$(basename "$model"), $(git rev-parse --short=12 HEAD), $(./butler info -m "$model" --device "$device" | sed -n "s/^device  *$device: //p"):"
 echo
 echo "| policy | tokens before | tokens/s | ms a token | MB of weights and cache read a token | GB/s |"
 echo "| --- | ---: | ---: | ---: | ---: | ---: |"

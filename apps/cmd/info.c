@@ -220,7 +220,6 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
     print_predictors(engine);
     print_gate(gate);
     cmd_printf("runs with       %s, %d threads\n", device.isa, device.n_threads);
-    print_devices();
 }
 
 /* ------------------------------------------------------------------------------------ predictors and sessions */
@@ -314,6 +313,8 @@ static int run(struct cmd_options *options)
         print_row(engine, info, n_ctx, gate);
     else
         print_text(engine, info, n_ctx, gate);
+    if (options->device && !options->json) /* else no driver is loaded */
+        print_devices();
     json_decref(gate);
     cmd_engine_free(engine);
     return CMD_DONE;
