@@ -173,7 +173,8 @@ static void test_nan(void **state)
         weight[i] = NAN;
     run(session, (int32_t[]){1, 2, 3}, 2, 3);
     engine->model->output_norm.weight = weight;
-    assert_int_equal(engine->backend->bind_weights(engine->backend, &(struct butler_weights){weight, sizeof weight}, 1, NULL), 0);
+    assert_int_equal(
+        engine->backend->bind_weights(engine->backend, &(struct butler_weights){weight, sizeof weight, BUTLER_F32}, 1, NULL), 0);
     assert_int_equal(butler_step(session, 4, &err), BUTLER_ERROR_NUMERIC);
     assert_non_null(strstr(err.message, "position 3"));
     engine->model->output_norm.weight = before;

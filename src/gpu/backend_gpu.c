@@ -176,13 +176,19 @@ bool butler_gpu_describe(int index, struct butler_gpu_info *info)
     return true;
 }
 
+/* Bytes between two symbols of the linker. */
+static size_t length_of(const char *text, const char *end)
+{
+    return (uintptr_t)end - (uintptr_t)text;
+}
+
 /* The driver compiles the kernels. */
 static int build(struct butler_gpu *gpu, struct butler_error *err)
 {
     const char *texts[] = {butler_gpu_text_dialect, butler_gpu_text_kernels, butler_gpu_text_cache};
-    const size_t lengths[] = {(size_t)(butler_gpu_text_dialect_end - butler_gpu_text_dialect),
-                              (size_t)(butler_gpu_text_kernels_end - butler_gpu_text_kernels),
-                              (size_t)(butler_gpu_text_cache_end - butler_gpu_text_cache)};
+    const size_t lengths[] = {length_of(butler_gpu_text_dialect, butler_gpu_text_dialect_end),
+                              length_of(butler_gpu_text_kernels, butler_gpu_text_kernels_end),
+                              length_of(butler_gpu_text_cache, butler_gpu_text_cache_end)};
 #define GPU_NAME(name) #name,
     static const char *const names[] = {GPU_KERNELS(GPU_NAME)};
 #undef GPU_NAME
