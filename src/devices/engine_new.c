@@ -69,8 +69,7 @@ struct butler_engine *butler_engine_new(struct butler_model *model, const struct
                                         struct butler_error *err)
 {
     struct butler_engine_params own;
-    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_engine_params, kv_folder), "butler_engine_params", err) <
-        0)
+    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_engine_params, device), "butler_engine_params", err) < 0)
         return NULL;
     params = &own;
     if (BUTLER_IS_NULL(model, err))

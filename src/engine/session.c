@@ -330,7 +330,7 @@ void butler_session_stats(const struct butler_session *session, struct butler_st
         return;
     if (session)
         fill_stats(session, &own);
-    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, pages_guessed));
+    butler_give_struct(stats, &own, sizeof own, BUTLER_END_OF(butler_stats, prompt_full_kv_bytes));
 }
 
 void butler_session_stats_reset(struct butler_session *session)
