@@ -360,7 +360,7 @@ int butler_frames_prefetch(struct butler_frames *frames)
         frames->n_missing = 0;
         return 0;
     }
-    for (uint32_t next; at != 0 && n < (int)n_wanted && n < MOST_GUESSED; at = next) {
+    for (uint32_t next; at != 0 && n < (int)n_wanted && n < (int)MOST_GUESSED; at = next) {
         const struct frame *frame = &frames->frames[at];
         next = frame->newer;
         if (frame->dirty || frame->wanted == frames->operation)
