@@ -9,8 +9,10 @@
 
 #include "cpu/select.h"
 #include "cpu/backend_cpu.h"
+#include "engine/engine.h"
 #include "file/weight_types.h"
 #include "gpu/backend_gpu.h"
+#include "tiny_model.h"
 
 #define N(array) ((int)(sizeof(array) / sizeof *(array)))
 
@@ -67,7 +69,7 @@ static int teardown(void **state)
     for (int i = 0; i < both->n_bound; i++)
         free(both->bound[i]);
     free(both);
-    return 0;
+    return tiny_clean(state);
 }
 
 static struct both *begin(void **state)
@@ -311,22 +313,27 @@ static void test_selection(void **state)
 
 enum { N_PROMPT = 90, N_STEPS = 6, MOST_VOCAB = 1024 };
 
-static struct butler_engine *engine_on(const char *name, const char *device, int n_block, struct butler_error *err)
+static struct butler_engine *engine_of(const char *path, const char *device, int n_block, struct butler_error *err)
 {
-    char path[FIXTURE_PATH];
     const struct butler_engine_params params = {BUTLER_INIT(butler_engine_params),
                                                 .n_threads = 2,
                                                 .n_block = n_block,
                                                 .kv_bytes = 1 << 24,
                                                 .activation_bits = 16,
                                                 .device = device};
-    fixture_path(path, name);
     struct butler_model *model = butler_model_load(path, NULL, err);
     assert_non_null(model);
     struct butler_engine *engine = butler_engine_new(model, &params, err);
     if (!engine)
         butler_model_free(model);
     return engine;
+}
+
+static struct butler_engine *engine_on(const char *name, const char *device, int n_block, struct butler_error *err)
+{
+    char path[FIXTURE_PATH];
+    fixture_path(path, name);
+    return engine_of(path, device, n_block, err);
 }
 
 static struct butler_session *session_on(struct butler_engine *engine, const char *policy, enum butler_kv_type type)
@@ -421,6 +428,59 @@ static void test_logits(void **state)
     }
 }
 
+/* TinyServe's Algorithm 1 in one launch, against the CPU and, bit for bit, against the kernels one after the other, for query
+ * groups and heads that are not the usual ones. The counters prove which kernels ran. */
+static void test_fused(void **state)
+{
+    static const int groups[] = {1, 4, 6, 7}, dims[] = {64, 128};
+    static const enum butler_kv_type types[] = {BUTLER_KV_F16, BUTLER_KV_F32};
+    enum { FUSED, CHAIN, ON_CPU, N_SESSIONS };
+    static const char *const policies[N_SESSIONS] = {"tinyserve:budget=24,page=4", "tinyserve:budget=24,page=4,fused=0",
+                                                     "tinyserve:budget=24,page=4"};
+    struct butler_error err = {0};
+    begin(state);
+    for (int c = 0; c < N(groups) * N(dims); c++) {
+        struct tiny tiny = tiny_default;
+        tiny.n_heads = 2 * groups[c / N(dims)];
+        tiny.head_dim = dims[c % N(dims)];
+        tiny.seed = (uint64_t)c;
+        const char *path = tiny_path("fused.gguf");
+        tiny_write(path, &tiny);
+        struct butler_engine *engines[N_BACKENDS] = {engine_of(path, "cpu", 0, &err), engine_of(path, "opencl:0", 0, &err)};
+        const struct butler_backend *gpu = engines[GPU]->backend;
+        for (int t = 0; t < N(types); t++) {
+            struct butler_session *sessions[N_SESSIONS];
+            int32_t ids[N_SESSIONS][N_PROMPT + N_STEPS];
+            const uint64_t before = butler_gpu_launches(gpu, "retrieve_pages");
+            for (int i = 0; i < N_SESSIONS; i++) {
+                const uint64_t chosen = butler_gpu_launches(gpu, "choose_units");
+                sessions[i] = session_on(engines[i == ON_CPU ? CPU : GPU], policies[i], types[t]);
+                read_prompt(sessions[i], N_PROMPT);
+                for (int step = 0; step < N_STEPS; step++)
+                    assert_int_equal(butler_step(sessions[i], 3 + step, &err), 0);
+                assert_int_equal(butler_gpu_launches(gpu, "choose_units") - chosen, i == CHAIN ? N_STEPS * tiny.n_layers : 0);
+            }
+            assert_int_equal(butler_gpu_launches(gpu, "retrieve_pages") - before, N_STEPS * tiny.n_layers);
+            compare_logits(sessions[FUSED], sessions[CHAIN], tiny.n_vocab, 0, "fused and one after the other");
+            compare_logits(sessions[FUSED], sessions[ON_CPU], tiny.n_vocab, 1e-4, "fused, and on the CPU");
+            for (int layer = 0; layer < tiny.n_layers; layer++)
+                for (int head = 0; head < 2; head++) {
+                    int n[N_SESSIONS];
+                    for (int i = 0; i < N_SESSIONS; i++)
+                        n[i] = butler_last_selection(sessions[i], layer, head, ids[i], N(ids[i]));
+                    assert_true(n[ON_CPU] > 0 && n[ON_CPU] <= 24);
+                    for (int i = 0; i < ON_CPU; i++) {
+                        assert_int_equal(n[i], n[ON_CPU]);
+                        assert_memory_equal(ids[i], ids[ON_CPU], (size_t)n[i] * sizeof ids[i][0]);
+                    }
+                }
+            for (int i = 0; i < N_SESSIONS; i++)
+                butler_session_free(sessions[i]);
+        }
+        free_engine(engines[CPU]), free_engine(engines[GPU]);
+    }
+}
+
 /* A prompt has the same bits in passes of 7 tokens and of all; a session that one device saved goes on on the other. */
 static void test_passes_and_files(void **state)
 {
@@ -484,9 +544,9 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products), cmocka_unit_test(test_rows),
-                                       cmocka_unit_test(test_top),      cmocka_unit_test(test_selection),
-                                       cmocka_unit_test(test_logits),   cmocka_unit_test(test_passes_and_files),
-                                       cmocka_unit_test(test_errors)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products),         cmocka_unit_test(test_rows),   cmocka_unit_test(test_top),
+        cmocka_unit_test(test_selection),        cmocka_unit_test(test_logits), cmocka_unit_test(test_fused),
+        cmocka_unit_test(test_passes_and_files), cmocka_unit_test(test_errors)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

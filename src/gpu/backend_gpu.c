@@ -1,5 +1,5 @@
 /* A backend for a device behind OpenCL: its making, and the operations on rows of activations. The kernels are compiled by the
- * device's driver from the text of opencl.h, kernels.cl and cache.cl, which lies in the library. */
+ * device's driver from the text of opencl.h and of the .cl files, which lies in the library. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +15,7 @@
 EMBED(butler_gpu_text_dialect, "gpu/opencl.h");
 EMBED(butler_gpu_text_kernels, "gpu/kernels.cl");
 EMBED(butler_gpu_text_cache, "gpu/cache.cl");
+EMBED(butler_gpu_text_fused, "gpu/fused.cl");
 
 /* ----------------------------------------------------------------------------------------------- operations on rows */
 
@@ -185,13 +186,11 @@ static size_t length_of(const char *text, const char *end)
 /* The driver compiles the kernels. */
 static int build(struct butler_gpu *gpu, struct butler_error *err)
 {
-    const char *texts[] = {butler_gpu_text_dialect, butler_gpu_text_kernels, butler_gpu_text_cache};
+    const char *texts[] = {butler_gpu_text_dialect, butler_gpu_text_kernels, butler_gpu_text_cache, butler_gpu_text_fused};
     const size_t lengths[] = {length_of(butler_gpu_text_dialect, butler_gpu_text_dialect_end),
                               length_of(butler_gpu_text_kernels, butler_gpu_text_kernels_end),
-                              length_of(butler_gpu_text_cache, butler_gpu_text_cache_end)};
-#define GPU_NAME(name) #name,
-    static const char *const names[] = {GPU_KERNELS(GPU_NAME)};
-#undef GPU_NAME
+                              length_of(butler_gpu_text_cache, butler_gpu_text_cache_end),
+                              length_of(butler_gpu_text_fused, butler_gpu_text_fused_end)};
     char log[512] = "";
     cl_int code;
     gpu->program = gpu->cl->CreateProgramWithSource(gpu->context, BUTLER_COUNT(texts), texts, lengths, &code);
@@ -205,9 +204,9 @@ static int build(struct butler_gpu *gpu, struct butler_error *err)
                            gpu->name, code, log);
     }
     for (int i = 0; i < GPU_N_KERNELS; i++)
-        if (!(gpu->kernels[i] = gpu->cl->CreateKernel(gpu->program, names[i], &code)))
+        if (!(gpu->kernels[i] = gpu->cl->CreateKernel(gpu->program, butler_gpu_kernel_names[i], &code)))
             return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device opencl:%d (%s): no kernel %s (OpenCL error %d)", gpu->index,
-                               gpu->name, names[i], code);
+                               gpu->name, butler_gpu_kernel_names[i], code);
     return 0;
 }
 

@@ -18,4 +18,7 @@ bool butler_gpu_describe(int index, struct butler_gpu_info *info);
 struct butler_backend *butler_backend_gpu(struct butler_pool *pool, const struct butler_kernels *kernels, int index,
                                           struct butler_error *err);
 
+/* How often a kernel was launched by this backend, which is one that butler_backend_gpu made; 0 for a name that is no kernel's. */
+uint64_t butler_gpu_launches(const struct butler_backend *backend, const char *kernel);
+
 #endif

@@ -44,19 +44,16 @@ KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), int table_strid
     store_row(row + row_bytes, type, AT(float, v) + from, dim);
 }
 
-/* The records of metric page_bounds, {half max[dim], half min[dim]}, of pages from `first` on, from the stored keys of a KV head
- * with n slots. Groups: pages x n_kv_heads. */
-KERNEL bound_pages(BUFFER(records), BUFFER(pool), BUFFER(table), ulong records_stride, int table_stride, int row_bytes, int type,
-                   int dim, int page, int first, int n)
+/* The record of metric page_bounds, {half max[dim], half min[dim]}, of page p of a KV head with n slots, from its stored keys. */
+static void bound_page(GLOBAL uchar *records, const GLOBAL uchar *pool, const GLOBAL uint *table, int row_bytes, int type, int dim,
+                       int page, int p, int n)
 {
-    const int p = first + GROUP(0), head = GROUP(1), end = (p + 1) * page < n ? (p + 1) * page : n;
-    GLOBAL uchar *record = AT(uchar, records) + (ulong)head * records_stride + (ulong)p * (ulong)(4 * dim);
+    const int end = (p + 1) * page < n ? (p + 1) * page : n;
+    GLOBAL uchar *record = records + (ulong)p * (ulong)(4 * dim);
     for (int d = THREAD; d < dim; d += THREADS) {
         float max = -65504, min = 65504;
         for (int slot = p * page; slot < end; slot++) {
-            const float x = load_row(AT(uchar, pool) +
-                                         (ulong)row_of(AT(uint, table) + head * table_stride, (uint)slot) * (ulong)(2 * row_bytes),
-                                     type, d);
+            const float x = load_row(pool + (ulong)row_of(table, (uint)slot) * (ulong)(2 * row_bytes), type, d);
             max = fmax(max, x);
             min = fmin(min, x);
         }
@@ -65,10 +62,29 @@ KERNEL bound_pages(BUFFER(records), BUFFER(pool), BUFFER(table), ulong records_s
     }
 }
 
+/* Records of pages from `first` on. Groups: pages x n_kv_heads. */
+KERNEL bound_pages(BUFFER(records), BUFFER(pool), BUFFER(table), ulong records_stride, int table_stride, int row_bytes, int type,
+                   int dim, int page, int first, int n)
+{
+    const int head = GROUP(1);
+    bound_page(AT(uchar, records) + (ulong)head * records_stride, AT(uchar, pool), AT(uint, table) + head * table_stride, row_bytes,
+               type, dim, page, first + GROUP(0), n);
+}
+
 /* ---------------------------------------------------------------------------------------------------- scores */
 
-/* scores[head][i] of query heads for pages (sum, or with by_max the highest, over d of max(q_d max_d, q_d min_d)). Groups: blocks
- * of THREADS pages x n_heads; group: query heads of a KV head. */
+/* The score of a page for q[dim]: the sum, or with by_max the highest, over d of max(q_d max_d, q_d min_d). */
+static float score_page(const GLOBAL uchar *record, const GLOBAL float *q, int dim, int by_max)
+{
+    float score = by_max ? -INFINITY : 0.0f;
+    for (int d = 0; d < dim; d++) {
+        const float bound = fmax(q[d] * LOAD_HALF(record + 2 * d), q[d] * LOAD_HALF(record + 2 * (dim + d)));
+        score = by_max ? fmax(score, bound) : score + bound;
+    }
+    return score;
+}
+
+/* scores[head][i] of query heads for pages. Groups: blocks of THREADS pages x n_heads; group: query heads of a KV head. */
 KERNEL score_pages(BUFFER(scores), BUFFER(q), BUFFER(records), ulong score_stride, ulong records_stride, int dim, int group, int n,
                    int by_max)
 {
@@ -76,13 +92,7 @@ KERNEL score_pages(BUFFER(scores), BUFFER(q), BUFFER(records), ulong score_strid
     if (p >= n)
         return;
     const GLOBAL uchar *record = AT(uchar, records) + (ulong)(head / group) * records_stride + (ulong)p * (ulong)(4 * dim);
-    float score = by_max ? -INFINITY : 0.0f;
-    for (int d = 0; d < dim; d++) {
-        const float x = AT(float, q)[head * dim + d];
-        const float bound = fmax(x * LOAD_HALF(record + 2 * d), x * LOAD_HALF(record + 2 * (dim + d)));
-        score = by_max ? fmax(score, bound) : score + bound;
-    }
-    AT(float, scores)[(ulong)head * score_stride + (ulong)p] = score;
+    AT(float, scores)[(ulong)head * score_stride + (ulong)p] = score_page(record, AT(float, q) + head * dim, dim, by_max);
 }
 
 /* scores[head][i] = q . key of slot first + i. Groups: blocks of THREADS slots x n_heads. */
@@ -103,12 +113,16 @@ KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), ulong 
 /* ------------------------------------------------------------------------------------------------- selection */
 
 /* Rows of n_heads query heads -> the first of them: logarithms of each row's softmax beside its learned sink, their highest or the
- * logarithm of their mean. sinks may be NULL. */
+ * logarithm of their mean. One row stays as it is. sinks may be NULL.
+ * Barriers are in no branch, and in no loop that may have no pass: PoCL compiles what follows once for each way there is. */
 static void reduce_rows(LOCAL float *shared, GLOBAL float *rows, ulong stride, const GLOBAL float *sinks, int n_heads, int n,
                         float scale, int mean)
 {
     float shift[MOST_HEADS];
-    for (int h = 0; h < n_heads; h++) {
+    int h = 0;
+    if (n_heads == 1)
+        n = 0;
+    do {
         float max = -INFINITY, sum = 0;
         for (int i = THREAD; i < n; i += THREADS)
             max = fmax(max, rows[(ulong)h * stride + (ulong)i]);
@@ -118,12 +132,12 @@ static void reduce_rows(LOCAL float *shared, GLOBAL float *rows, ulong stride, c
         shift[h] = max + log(group_sum(shared, sum));
         if (sinks)
             shift[h] = fmax(shift[h], sinks[h]) + log(1 + exp(-fabs(shift[h] - sinks[h])));
-    }
+    } while (++h < n_heads);
     for (int i = THREAD; i < n; i += THREADS) {
         float max = -INFINITY, sum = 0;
-        for (int h = 0; h < n_heads; h++)
+        for (h = 0; h < n_heads; h++)
             max = fmax(max, rows[(ulong)h * stride + (ulong)i] * scale - shift[h]);
-        for (int h = 0; h < n_heads && mean; h++)
+        for (h = 0; h < n_heads && mean; h++)
             sum += exp(rows[(ulong)h * stride + (ulong)i] * scale - shift[h] - max);
         rows[i] = mean ? max + log(sum / (float)n_heads) : max;
     }
@@ -137,7 +151,7 @@ static uint sortable(float f)
     return f != f ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* The k-th highest key of x[first .. end): the bound. Returns how many keys that equal it are among the k. Four passes, each of
+/* The k-th highest key of x[first .. end): the bound; k may be 0. Returns how many keys that equal it are among the k. Four passes, each of
  * which finds eight bits by a histogram of the keys that begin with those found before. */
 static int kth_highest(LOCAL int *histogram, LOCAL uint *found, const GLOBAL float *x, int first, int end, int k, uint *bound)
 {
@@ -182,17 +196,16 @@ static int choose(LOCAL int *shared, LOCAL uint *few, const GLOBAL float *x, str
                   GLOBAL uint *noted)
 {
     const int all = c.budget >= c.n_units || c.first + c.last >= c.n_units;
-    const int k = c.budget - c.first - c.last > 0 ? c.budget - c.first - c.last : 0, end = c.n_units - c.last;
-    uint bound = 0xffffffffu;
+    const int k = !all && c.budget - c.first - c.last > 0 ? c.budget - c.first - c.last : 0, end = c.n_units - c.last;
+    uint bound;
     const int n_words = (c.n_units + 63) / 64 * 2;
-    int n_equal = 0, n_chosen = 0, n_ties = 0, last_chosen = 0;
-    if (!all && k > 0)
-        n_equal = kth_highest(shared, few, x, c.first, end, k, &bound);
-    for (int base = 0; base < c.n_units; base += THREADS) {
+    const int n_equal = kth_highest(shared, few, x, c.first, k > 0 ? end : 0, k, &bound);
+    int n_chosen = 0, n_ties = 0, last_chosen = 0, base = 0;
+    do {
         const int u = base + THREAD, scored = u >= c.first && u < end;
-        const uint key = scored && u < c.n_units && !all && k > 0 ? sortable(x[u]) : 0;
+        const uint key = scored && u < c.n_units && k > 0 ? sortable(x[u]) : 0;
         int total, chosen = u < c.n_units && (all || !scored || (k > 0 && key > bound));
-        const int tie = u < c.n_units && !all && scored && k > 0 && key == bound;
+        const int tie = u < c.n_units && scored && k > 0 && key == bound;
         const int rank = n_ties + group_scan(shared, tie, &total);
         n_ties += total;
         chosen = chosen || (tie && rank < n_equal);
@@ -212,7 +225,8 @@ static int choose(LOCAL int *shared, LOCAL uint *few, const GLOBAL float *x, str
             if (u * c.unit + i < c.n)
                 slots[place * c.unit + i] = (uint)(u * c.unit + i);
         BARRIER();
-    }
+        base += THREADS;
+    } while (base < c.n_units);
     return n_chosen * c.unit - (last_chosen ? c.n_units * c.unit - c.n : 0);
 }
 
@@ -227,9 +241,7 @@ KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted)
     const struct choice c = {n_units, budget, first, last, unit, n};
     const int list = GROUP(0);
     GLOBAL float *rows = AT(float, scores) + (ulong)(list * n_heads) * score_stride;
-    if (n_heads > 1)
-        reduce_rows(floats, rows, score_stride, GIVEN(sinks) ? AT(float, sinks) + list * n_heads : 0, n_heads, n_units, scale,
-                    mean);
+    reduce_rows(floats, rows, score_stride, GIVEN(sinks) ? AT(float, sinks) + list * n_heads : 0, n_heads, n_units, scale, mean);
     const int count =
         choose(ints, few, rows, c, AT(uint, slots) + (ulong)list * list_stride, AT(uint, noted) + (ulong)list * noted_stride);
     if (THREAD == 0)

@@ -33,6 +33,13 @@ static bool bounds_pages(const struct butler_plan *plan)
 
 /* ------------------------------------------------------------------------------------------------------ append */
 
+/* Keys that are read for the bounds of pages from that of slot `from` on. */
+static void count_bounds(const struct layer *l, int from)
+{
+    const int n_keys = from < l->n ? l->n - from / l->kv->record_slots * l->kv->record_slots : 0;
+    l->state->traffic->metric_bytes += (uint64_t)n_keys * l->kv->row_bytes * (uint64_t)l->kv->n_kv_heads;
+}
+
 static void gpu_summarise(struct butler_backend *backend, const struct butler_layer_state *state, int first)
 {
     const struct layer l = layer_of(backend, state);
@@ -43,7 +50,7 @@ static void gpu_summarise(struct butler_backend *backend, const struct butler_la
     butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, page) - first, l.kv->n_kv_heads, 1, "bbbliiiiiii",
                       l.head->records, l.kv->pool, l.head->table, (uint64_t)l.kv->records_stride, l.table_stride,
                       (int)l.kv->row_bytes, (int)l.kv->type, l.kv->head_dim, page, first, l.n);
-    state->traffic->metric_bytes += (uint64_t)(l.n - first * page) * l.kv->row_bytes * (uint64_t)l.kv->n_kv_heads;
+    count_bounds(&l, first * page);
 }
 
 static void gpu_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
@@ -180,6 +187,31 @@ static void gpu_attend(struct butler_backend *backend, const struct butler_layer
         count_pairs(&l, l.kv->n_kv_heads, BUTLER_MIN(l.n, newest));
 }
 
+/* Algorithm 1 of TinyServe: all of a KV head's step in one group of threads. */
+static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span)
+{
+    const struct butler_layer_state *state = &span->state;
+    const struct butler_workspace *work = state->work;
+    const struct butler_plan *plan = state->plan;
+    const struct butler_choice *c = &span->selecting[0].choice;
+    const struct layer l = layer_of(backend, state);
+    const struct butler_lists lists = butler_lists_of(state, 0);
+    const int n_kv_heads = l.kv->n_kv_heads, page = plan->unit, from = state->summarise_from;
+    if (!plan->fused || !span->selects || !bounds_pages(plan) || lists.n_lists != n_kv_heads || l.group > GPU_MOST_HEADS)
+        return false;
+    butler_gpu_launch(l.gpu, GPU_retrieve_pages, n_kv_heads, 1, 1, "bbbbbbbbbbbbblllliiiiiiiiiiiffiii", span->out, span->q, span->k,
+                      span->v, l.kv->pool, l.head->table, l.head->records, work->scores, lists.memory, lists.n, noted_of(state),
+                      state->sinks, work->block, (uint64_t)l.kv->records_stride, (uint64_t)work->score_stride,
+                      (uint64_t)lists.stride, (uint64_t)(2 * state->selection->words), l.table_stride, (int)l.kv->row_bytes,
+                      (int)l.kv->type, l.kv->head_dim, l.group, l.n, from < l.n ? from / page : BUTLER_CEIL_DIV(l.n, page), page,
+                      c->budget, c->first, c->last, (double)(1 / sqrtf((float)l.kv->head_dim)), (double)state->softcap,
+                      plan->values[1] != 0, plan->reduction.mean, BUTLER_CEIL_DIV(l.n, GPU_SLICE));
+    count_bounds(&l, from);
+    state->traffic->metric_bytes += (uint64_t)c->n_units * (uint64_t)n_kv_heads * l.kv->record_bytes;
+    count_lists(state, &span->selecting[0], n_kv_heads, l.n);
+    return true;
+}
+
 static void gpu_attend_exact(struct butler_backend *backend, const struct butler_attend_span *span)
 {
     const struct layer l = layer_of(backend, &span->state);
@@ -286,6 +318,7 @@ void butler_gpu_use_cache(struct butler_backend *backend)
     backend->select = gpu_select;
     backend->repeat = gpu_repeat;
     backend->attend = gpu_attend;
+    backend->retrieve_fused = gpu_retrieve_fused;
     backend->attend_exact = gpu_attend_exact;
     backend->exact_weights = gpu_exact_weights;
 }

@@ -11,11 +11,12 @@
 #define GPU_KERNELS(each)                                                                                                          \
     each(embed) each(matmul_1) each(matmul_8) each(norm) each(rope) each(activate) each(elementwise) each(gather_rows)             \
         each(scatter_add) each(finite_top_k) each(append) each(bound_pages) each(score_pages) each(score_keys) each(choose_units)  \
-            each(repeat) each(attend) each(merge)
+            each(repeat) each(attend) each(merge) each(retrieve_pages)
 
 #define GPU_ENUM(name) GPU_##name,
 enum butler_gpu_kernel { GPU_KERNELS(GPU_ENUM) GPU_N_KERNELS };
 #undef GPU_ENUM
+extern const char *const butler_gpu_kernel_names[];
 
 /* The constants of kernels.cl and cache.cl that the host must know too. */
 enum { GPU_THREADS = 128, GPU_TOKENS = 8, GPU_SLICE = 256, GPU_MOST_HEADS = 8 };
@@ -33,6 +34,7 @@ struct butler_gpu {
     const struct butler_opencl *cl;
     void *device, *context, *queue, *program;
     void *kernels[GPU_N_KERNELS];
+    uint64_t launches[GPU_N_KERNELS];
     struct butler_gpu_region *regions; /* [n_regions], ascending */
     int n_regions, max_regions;
     void *staging; /* numbers that an operation is given in host memory, or gives there */

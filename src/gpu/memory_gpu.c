@@ -4,7 +4,12 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "gpu/backend_gpu.h"
 #include "gpu/gpu.h"
+
+#define GPU_NAME(name) #name,
+const char *const butler_gpu_kernel_names[] = {GPU_KERNELS(GPU_NAME)};
+#undef GPU_NAME
 
 void butler_gpu_fail(struct butler_gpu *gpu, const char *what, cl_int code)
 {
@@ -70,9 +75,6 @@ static void *make_buffer(struct butler_gpu *gpu, size_t n_bytes, struct butler_e
 
 void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, const char *format, ...)
 {
-#define GPU_NAME(name) #name,
-    static const char *const names[] = {GPU_KERNELS(GPU_NAME)};
-#undef GPU_NAME
     const size_t groups[3] = {(size_t)x * GPU_THREADS, (size_t)y, (size_t)z}, threads[3] = {GPU_THREADS, 1, 1};
     const struct butler_opencl *cl = gpu->cl;
     void *const k = gpu->kernels[kernel];
@@ -115,7 +117,16 @@ void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, in
     va_end(args);
     if (code == 0)
         code = cl->EnqueueNDRangeKernel(gpu->queue, k, 3, NULL, groups, threads, 0, NULL, NULL);
-    butler_gpu_fail(gpu, names[kernel], code);
+    gpu->launches[kernel] += code == 0;
+    butler_gpu_fail(gpu, butler_gpu_kernel_names[kernel], code);
+}
+
+uint64_t butler_gpu_launches(const struct butler_backend *backend, const char *kernel)
+{
+    for (int i = 0; i < GPU_N_KERNELS; i++)
+        if (!strcmp(butler_gpu_kernel_names[i], kernel))
+            return ((const struct butler_gpu *)backend)->launches[i];
+    return 0;
 }
 
 bool butler_gpu_reserve_staging(struct butler_gpu *gpu, size_t n_bytes)
