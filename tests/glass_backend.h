@@ -261,14 +261,16 @@ static void glass_norm(struct butler_backend *backend, float *y, const float *x,
     inner->norm(inner, glass_address(y), glass_address(x), v, n, dim, kind, eps);
 }
 
-static void glass_rope(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations, const float *cos,
-                       const float *sin, int n, int head_dim, int n_rot, enum butler_rope kind)
+static void glass_rope(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations,
+                       const struct butler_angles *angles, int n)
 {
     struct butler_backend *inner = glass_enter(backend, "rope");
     struct butler_rotation own[BUTLER_MAX_ROTATIONS];
     for (int i = 0; i < n_rotations; i++)
         own[i] = (struct butler_rotation){glass_address(rotations[i].x), rotations[i].n_heads};
-    inner->rope(inner, own, n_rotations, glass_address(cos), glass_address(sin), n, head_dim, n_rot, kind);
+    struct butler_angles opened = *angles;
+    GLASS_OPEN(opened.cos), GLASS_OPEN(opened.sin);
+    inner->rope(inner, own, n_rotations, &opened, n);
 }
 
 GLASS(activate,
@@ -329,10 +331,11 @@ GLASS_LAYER(select_leaving,
 GLASS_LAYER(compact, (struct butler_backend * backend, const struct butler_layer_state *state, const struct butler_lists *lists),
             (inner, &layer.state, GLASS_LISTS))
 GLASS_LAYER(attend,
-            (struct butler_backend * backend, const struct butler_layer_state *state, const float *q, const float *k,
-             const float *v, const struct butler_lists *lists, int newest, float *out, bool observe),
-            (inner, &layer.state, GLASS_AT(q), GLASS_AT(k), GLASS_AT(v), lists ? GLASS_LISTS : NULL, newest, GLASS_AT(out),
-             observe))
+            (struct butler_backend * backend, const struct butler_layer_state *state, const struct butler_attend_token *token),
+            (inner, &layer.state,
+             &(struct butler_attend_token){GLASS_AT(token->q), GLASS_AT(token->k), GLASS_AT(token->v),
+                                           token->lists ? &(struct butler_lists[]){glass_lists(token->lists)}[0] : NULL,
+                                           token->newest, GLASS_AT(token->out), token->observe}))
 
 /* Opens n spans, and the scratch of threads. */
 static inline struct glass_layer *glass_spans(struct butler_backend *backend, const struct butler_attend_span *spans, int n,

@@ -202,8 +202,8 @@ static void test_rows(void **state)
     for (int kind = BUTLER_ROPE_ADJACENT; kind <= BUTLER_ROPE_HALVES; kind++) {
         const int x = array(both, ROWS * DIM, 1), c = array(both, ROWS * 8, 2), s = array(both, ROWS * 8, 3);
         for (int b = 0; b < N_BACKENDS; b++)
-            EACH(b, rope, &(struct butler_rotation){both->arrays[b][x], 5}, 1, both->arrays[b][c], both->arrays[b][s], ROWS,
-                 DIM / 5, 16, (enum butler_rope)kind);
+            EACH(b, rope, &(struct butler_rotation){both->arrays[b][x], 5}, 1,
+                 &(struct butler_angles){both->arrays[b][c], both->arrays[b][s], DIM / 5, 16, (enum butler_rope)kind}, ROWS);
         compare(both, x, 1e-5, "rope");
     }
     for (int kind = BUTLER_SILU; kind <= BUTLER_SWIGLU_CLAMPED; kind++)

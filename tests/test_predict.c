@@ -125,7 +125,8 @@ static void check_first(const char *name, struct butler_engine *engine)
     for (int t = 0; t < n;) {
         const bool decode = t >= 20;
         const int m = decode ? 1 : 5;
-        assert_int_equal(butler_predict_run(predict, &traffic, 0, input + t * s->n_embd, m, t, decode, t + m == n, &err), 0);
+        const struct butler_predict_block block = {input + t * s->n_embd, m, t, decode, t + m == n};
+        assert_int_equal(butler_predict_run(predict, &traffic, 0, &block, &err), 0);
         memcpy(keys + t * row, predict->keys, (size_t)(m * row) * sizeof *keys);
         t += m;
     }
@@ -161,8 +162,8 @@ static void check_second(const char *name, struct butler_engine *engine)
         const int producer = (l - 1) / s->stride;
         if (butler_predict_serves(predict, l - 1, &first) > 0) {
             assert_int_equal(first, l);
-            assert_int_equal(
-                butler_predict_run(predict, &traffic, l - 1, input + producer * n * s->n_embd, n, 0, false, true, &err), 0);
+            const struct butler_predict_block block = {input + producer * n * s->n_embd, n, 0, false, true};
+            assert_int_equal(butler_predict_run(predict, &traffic, l - 1, &block, &err), 0);
         }
         for (int h = 0; h < s->n_heads; h++)
             for (int t = 0; t < n; t++) {
@@ -214,7 +215,8 @@ static float *read_long(struct butler_predictor *predictor, struct butler_engine
         const bool decode = t >= n_prompt;
         const uint64_t before = traffic.metric_bytes;
         m = decode ? 1 : BUTLER_MIN(n_block, n_prompt - t);
-        assert_int_equal(butler_predict_run(predict, &traffic, 0, input + t * s->n_embd, m, t, decode, false, &err), 0);
+        const struct butler_predict_block block = {input + t * s->n_embd, m, t, decode, false};
+        assert_int_equal(butler_predict_run(predict, &traffic, 0, &block, &err), 0);
         if (decode)
             assert_int_equal(traffic.metric_bytes - before,
                              2 * predict->kv.row_bytes * (size_t)(s->n_inner_heads * BUTLER_MIN(t + 1, WINDOW)));

@@ -118,7 +118,8 @@ static void test_mass(void **state)
             total += (double)scores[i];
         }
         const struct butler_kernels *kernels = kernels_of_round(round);
-        const int n_kept = butler_select_mass(kernels, scores, n, mass, first, last, beside, scratch, order, ids);
+        const struct butler_choice choice = {.n_units = n, .first = first, .last = last, .mass = mass};
+        const int n_kept = butler_select_mass(kernels, scores, &choice, beside, scratch, order, ids);
         float lowest = INFINITY;
         bool in[MAX] = {0};
         for (int j = 0; j < n_kept; j++) {

@@ -19,8 +19,7 @@ void butler_attend_summarise(struct butler_backend *backend, const struct butler
 void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
                          int window, int observe_from);
 void butler_attend_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, bool bounds);
-void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                   const float *v, const struct butler_lists *lists, int newest, float *out, bool observe);
+void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_attend_token *token);
 void butler_attend_spans(struct butler_backend *backend, const struct butler_attend_span *spans, int n_spans);
 void butler_exact_weights(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                           const struct butler_exact *exact);
@@ -43,12 +42,10 @@ struct butler_slice {
  * butler_attend_combine needs for attention weights is left in the rows of scores. */
 void butler_attend_slice(const struct butler_layer_state *state, int thread, const float *q, const struct butler_slice *slice,
                          const struct butler_slice *next, bool weights);
-/* Attention of m queries, [m][head_dim] and scaled, to the rows of pairs: out[m][head_dim], top[m] and sum[m] as kernels->attend
- * gives them. rank: place in the cache of the first row. s[m][stride]: from query n_unseen on exp(score - top) of each row; else
- * scratch. */
-void butler_attend_queries(const struct butler_layer_state *state, int thread, const float *scaled, int m,
-                           const struct butler_pairs *pairs, int rank, float *s, size_t stride, int n_unseen, float *out,
-                           float *top, float *sum);
+/* Attention of scaled queries to the rows of pairs, as kernels->attend gives it, but for out.s: from query n_unseen on exp(score -
+ * top) of each row; else scratch. rank: place in the cache of the first row. */
+void butler_attend_queries(const struct butler_layer_state *state, int thread, struct butler_attended out, struct butler_vectors q,
+                           const struct butler_pairs *pairs, int rank, int n_unseen);
 /* Keeps what a slice gave to one query head of token `row` of a span, until the slices are combined. */
 void butler_attend_keep(const struct butler_layer_state *state, int row, int head, int slice, float top, float sum,
                         const float *out);
@@ -78,10 +75,10 @@ struct butler_attend_block_job {
     int n_before;
     int *turns; /* [n_kv_heads] which tile's weights the metric of a head sees next; NULL: nothing is observed */
 };
-/* Fills *job and returns its number of tasks. n_threads: that will share them, or the tasks of other sessions. They begin tasks in
- * ascending order, after butler_attend_block_start, and share turns. */
-int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q,
-                              float *out, int n, int window, int observe_from, int n_threads, int *turns);
+/* Cuts *job, of which the caller has filled all but tiles and their sizes, and returns its number of tasks; turns becomes NULL
+ * where nothing is observed. n_threads: that will share the tasks, or those of other sessions. They begin tasks in ascending order,
+ * after butler_attend_block_start, and share turns. */
+int butler_attend_block_begin(struct butler_attend_block_job *job, int n_threads);
 void butler_attend_block_start(const struct butler_attend_block_job *job);
 void butler_attend_block_task(const struct butler_attend_block_job *job, int task, int thread);
 
@@ -98,9 +95,9 @@ void butler_attend_keys(const struct butler_kv *kv, const struct butler_kv_head 
 /* Rows of keys and of values of slots[first .. first + n) of a list (slots NULL: 0, 1, ...). */
 void butler_attend_rows(const struct butler_kv *kv, const struct butler_kv_head *head, const uint32_t *slots, int first, int n,
                         const void **keys, const void **values);
-/* s[i * stride + j]: scores of n_q scaled queries against n gathered keys. rank: place in the cache of the first; where keys
- * are stored unrotated, their pointers become those of rotated copies, and n may be at most BUTLER_SLICE. */
-void butler_attend_scores(const struct butler_layer_state *state, int thread, float *s, size_t stride, const float *q, int n_q,
+/* s: scores of scaled queries against n gathered keys. rank: place in the cache of the first; where keys are stored unrotated,
+ * their pointers become those of rotated copies, and n may be at most BUTLER_SLICE. */
+void butler_attend_scores(const struct butler_layer_state *state, int thread, struct butler_results s, struct butler_vectors q,
                           const void **keys, int rank, int n);
 /* Shows the metric what the query at `position` paid to slots 0..n-1: weights[group][stride]. */
 void butler_attend_observe(const struct butler_layer_state *state, int kv_head, int position, const float *weights, size_t stride,

@@ -248,20 +248,19 @@ static void rotate_rows(const struct butler_layer_state *state, int thread, int 
     }
 }
 
-void butler_attend_scores(const struct butler_layer_state *state, int thread, float *s, size_t stride, const float *q, int n_q,
+void butler_attend_scores(const struct butler_layer_state *state, int thread, struct butler_results s, struct butler_vectors q,
                           const void **keys, int rank, int n)
 {
     const struct butler_kv *kv = state->kv;
-    const size_t dim = (size_t)kv->head_dim;
     if (!kv->rope_cos)
-        kv->kernels->qk[kv->type](s, stride, q, dim, n_q, keys, n, kv->head_dim);
+        kv->kernels->qk[kv->type](s.at, s.stride, q.at, q.stride, q.n, keys, n, kv->head_dim);
     for (int i = 0; kv->rope_cos && i < n; i += BUTLER_CHUNK) {
         const int m = BUTLER_MIN(BUTLER_CHUNK, n - i);
         rotate_rows(state, thread, rank + i, m, keys + i);
-        kv->kernels->qk[BUTLER_KV_F32](s + i, stride, q, dim, n_q, keys + i, m, kv->head_dim);
+        kv->kernels->qk[BUTLER_KV_F32](s.at + i, s.stride, q.at, q.stride, q.n, keys + i, m, kv->head_dim);
     }
-    for (int i = 0; state->softcap > 0 && i < n_q; i++)
-        butler_softcap(s + (size_t)i * stride, n, state->softcap);
+    for (int i = 0; state->softcap > 0 && i < q.n; i++)
+        butler_softcap(s.at + (size_t)i * s.stride, n, state->softcap);
 }
 
 /* Queries scaled by 1/sqrt(head_dim) into the thread's scratch; rotated, where keys are rotated as they are read. */
@@ -300,39 +299,38 @@ void butler_attend_keep(const struct butler_layer_state *state, int row, int hea
 
 /* The unfused fallback of kernels->attend: scores, softmax and values one after the other, for keys that are rotated as they are
  * read and for scores with a cap. */
-static void attend_unfused(const struct butler_layer_state *state, int thread, const float *q, int n_q, const void **keys, int rank,
-                           int n, float *s, size_t stride, float *acc, float *top, float *sum)
+static void attend_unfused(const struct butler_layer_state *state, int thread, struct butler_attended out, struct butler_vectors q,
+                           const void **keys, int rank, int n)
 {
     const struct butler_kv *kv = state->kv;
-    const size_t dim = (size_t)kv->head_dim;
     const void *values[BUTLER_SLICE];
     for (int i = 0; i < n; i++)
         values[i] = (const unsigned char *)keys[i] + kv->row_bytes;
-    butler_attend_scores(state, thread, s, stride, q, n_q, keys, rank, n);
-    memset(acc, 0, (size_t)n_q * dim * sizeof *acc);
-    for (int i = 0; i < n_q; i++) {
-        top[i] = kv->kernels->max(s + (size_t)i * stride, n);
-        sum[i] = kv->kernels->exp_sum(s + (size_t)i * stride, top[i], n);
+    butler_attend_scores(state, thread, out.s, q, keys, rank, n);
+    for (int i = 0; i < q.n; i++) {
+        float *s = out.s.at + (size_t)i * out.s.stride;
+        memset(out.acc.at + (size_t)i * out.acc.stride, 0, (size_t)kv->head_dim * sizeof *out.acc.at);
+        out.top[i] = kv->kernels->max(s, n);
+        out.sum[i] = kv->kernels->exp_sum(s, out.top[i], n);
     }
-    kv->kernels->av[kv->type](acc, dim, s, stride, n_q, values, n, kv->head_dim);
+    kv->kernels->av[kv->type](out.acc.at, out.acc.stride, out.s.at, out.s.stride, q.n, values, n, kv->head_dim);
 }
 
-void butler_attend_queries(const struct butler_layer_state *state, int thread, const float *scaled, int m,
-                           const struct butler_pairs *pairs, int rank, float *s, size_t stride, int n_unseen, float *out,
-                           float *top, float *sum)
+void butler_attend_queries(const struct butler_layer_state *state, int thread, struct butler_attended out, struct butler_vectors q,
+                           const struct butler_pairs *pairs, int rank, int n_unseen)
 {
     const struct butler_kv *kv = state->kv;
     const void *keys[BUTLER_SLICE];
     if (kv->rope_cos || state->softcap > 0) {
         memcpy(keys, pairs->keys, (size_t)pairs->n * sizeof *keys); /* rotating replaces the pointers */
-        attend_unfused(state, thread, scaled, m, keys, rank, pairs->n, s, stride, out, top, sum);
+        attend_unfused(state, thread, out, q, keys, rank, pairs->n);
         return;
     }
-    const size_t dim = (size_t)kv->head_dim;
-    kv->kernels->attend[kv->type]((struct butler_attended){{out, dim}, top, sum, {n_unseen < m ? s : NULL, stride}},
-                                  (struct butler_vectors){scaled, dim, m}, pairs, kv->head_dim);
-    for (int i = n_unseen; i < m; i++)
-        kv->kernels->exp_sum(s + (size_t)i * stride, top[i], pairs->n);
+    if (n_unseen >= q.n)
+        out.s.at = NULL;
+    kv->kernels->attend[kv->type](out, q, pairs, kv->head_dim);
+    for (int i = n_unseen; i < q.n; i++)
+        kv->kernels->exp_sum(out.s.at + (size_t)i * out.s.stride, out.top[i], pairs->n);
 }
 
 enum { SLICE_QUERIES = 16 }; /* query heads of a group that go through a slice together */
@@ -367,7 +365,8 @@ void butler_attend_slice(const struct butler_layer_state *state, int thread, con
         pairs.n = slice_keys(state, slice, BUTLER_SLICE, keys, &from);
         if (next && i + m == slice->n_q)
             pairs.n_next = slice_keys(state, next, BUTLER_PAIRS_NEXT, keys + pairs.n, &from_next);
-        butler_attend_queries(state, thread, scaled, m, &pairs, from, s, stride, weights ? 0 : m, out, top, sum);
+        butler_attend_queries(state, thread, (struct butler_attended){{out, dim}, top, sum, {s, stride}},
+                              (struct butler_vectors){scaled, dim, m}, &pairs, from, weights ? 0 : m);
         for (int h = 0; h < m; h++)
             butler_attend_keep(state, 0, slice->head + i + h, slice->index, top[h], sum[h], out + (size_t)h * dim);
     }
@@ -531,23 +530,19 @@ void butler_attend_head(const struct butler_layer_state *state, int thread, int 
     combine_task(&job, kv_head, thread);
 }
 
-void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                   const float *v, const struct butler_lists *lists, int newest, float *out, bool observe)
+void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_attend_token *token)
 {
-    struct butler_lists all;
-    if (!lists) {
-        all = newest_lists(state, newest);
-        lists = &all;
-    }
-    struct attend_job job = {state, q, k, v, lists, out, 1, state->n_heads / lists->n_lists, observe};
+    const struct butler_lists all = token->lists ? *token->lists : newest_lists(state, token->newest), *lists = &all;
+    struct attend_job job = {state,         token->q, token->k, token->v, lists, token->out, 1, state->n_heads / lists->n_lists,
+                             token->observe};
     for (int i = 0; i < lists->n_lists; i++)
         job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(lists->n[i], BUTLER_SLICE));
     if (job.n_slices == 1 && butler_pool_size(backend->pool) <= state->kv->n_kv_heads) {
         butler_pool_run_shares(backend->pool, head_task, &job, state->kv->n_kv_heads);
         return;
     }
-    if (k)
-        butler_attend_append(backend, state, k, v, 1);
+    if (token->k)
+        butler_attend_append(backend, state, token->k, token->v, 1);
     butler_pool_run_shares(backend->pool, slice_task, &job, lists->n_lists * job.n_slices);
     butler_pool_run(backend->pool, combine_task, &job, state->kv->n_kv_heads);
 }

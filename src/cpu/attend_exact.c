@@ -54,7 +54,8 @@ static void attend_batches(const struct exact_job *job, int thread, int kv_head,
         }
         state->kv->kernels->scale(scaled, 1.0f / sqrtf((float)dim), m * (int)dim);
         butler_kv_turn_queries(state->kv, scaled, m);
-        butler_attend_queries(state, thread, scaled, m, pairs, rank, s, stride, n_unseen, out, top, sum);
+        butler_attend_queries(state, thread, (struct butler_attended){{out, dim}, top, sum, {s, stride}},
+                              (struct butler_vectors){scaled, dim, m}, pairs, rank, n_unseen);
         for (int i = 0; i < m; i++) {
             const int row = (first + i) / job->group, head = kv_head * job->group + (first + i) % job->group;
             butler_attend_keep(state, row, head, slice, top[i], sum[i], out + (size_t)i * dim);

@@ -409,19 +409,14 @@ void butler_attend_block_task(const struct butler_attend_block_job *job, int tas
     attend_tokens(job, kv_head, observed, end, true, kept_tokens(job->state), thread);
 }
 
-int butler_attend_block_begin(struct butler_attend_block_job *job, const struct butler_layer_state *state, const float *q,
-                              float *out, int n, int window, int observe_from, int n_threads, int *turns)
+int butler_attend_block_begin(struct butler_attend_block_job *job, int n_threads)
 {
-    const int n_kv_heads = state->kv->n_kv_heads, group = state->n_heads / n_kv_heads;
-    const bool observed = state->position + n > observe_from;
-    *job = (struct butler_attend_block_job){.state = state,
-                                            .q = q,
-                                            .out = out,
-                                            .n = n,
-                                            .window = window,
-                                            .observe_from = observe_from,
-                                            .turns = observed ? turns : NULL};
-    assert(!observed || window == INT32_MAX); /* weights of chunks that were passed over would be missing */
+    const struct butler_layer_state *state = job->state;
+    const int n_kv_heads = state->kv->n_kv_heads, group = state->n_heads / n_kv_heads, n = job->n;
+    const bool observed = state->position + n > job->observe_from;
+    if (!observed)
+        job->turns = NULL;
+    assert(!observed || job->window == INT32_MAX); /* weights of chunks that were passed over would be missing */
     /* F32 caches are for those who want float arithmetic. */
     job->tiles = state->kv->kernels->tiles && state->kv->type != BUTLER_KV_F32 && state->kv->head_dim % 16 == 0 &&
                  state->softcap == 0 && !state->sinks;
@@ -448,9 +443,9 @@ static void block_task(void *context, int task, int thread)
 void butler_attend_block(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, float *out, int n,
                          int window, int observe_from)
 {
-    struct butler_attend_block_job job;
-    const int n_tasks = butler_attend_block_begin(&job, state, q, out, n, window, observe_from, butler_pool_size(backend->pool),
-                                                  state->work->turns);
+    struct butler_attend_block_job job = {
+        .state = state, .q = q, .out = out, .n = n, .window = window, .observe_from = observe_from, .turns = state->work->turns};
+    const int n_tasks = butler_attend_block_begin(&job, butler_pool_size(backend->pool));
     butler_attend_block_start(&job);
     butler_pool_run(backend->pool, block_task, &job, n_tasks);
 }

@@ -52,9 +52,14 @@ static int begin_block(const struct spans_job *job, int i, const struct butler_l
                        struct butler_attend_block_job *block)
 {
     const struct butler_attend_span *span = &job->spans[i];
-    return butler_attend_block_begin(block, state, span->q, span->out, span->n, span->window, span->observe_from,
-                                     butler_pool_size(job->backend->pool),
-                                     span->state.work->turns + i * span->state.kv->n_kv_heads);
+    *block = (struct butler_attend_block_job){.state = state,
+                                              .q = span->q,
+                                              .out = span->out,
+                                              .n = span->n,
+                                              .window = span->window,
+                                              .observe_from = span->observe_from,
+                                              .turns = span->state.work->turns + i * span->state.kv->n_kv_heads};
+    return butler_attend_block_begin(block, butler_pool_size(job->backend->pool));
 }
 
 static void span_task(void *context, int task, int thread)

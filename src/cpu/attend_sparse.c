@@ -61,7 +61,6 @@ static void sparse_task(void *context, int task, int thread)
     const int kv_head = task % kv->n_kv_heads, index = task / kv->n_kv_heads, unit = state.plan->unit;
     const struct butler_prompt_block *block = &span->blocks[index];
     const size_t at = (size_t)block->first * (size_t)(state.n_heads * kv->head_dim);
-    struct butler_attend_block_job attend;
     int n_slots = 0;
     state.work = &job->work[thread];
     state.position = block->position;
@@ -76,9 +75,15 @@ static void sparse_task(void *context, int task, int thread)
     const int first = span->state.position + block->first; /* a policy that retrieves holds all tokens, in order */
     for (int slot = block->base; slot < first + block->n; slot++)
         slots[n_slots++] = (uint32_t)slot;
-    butler_attend_block_begin(&attend, &state, span->q + at, span->out + at, block->n, INT32_MAX, INT32_MAX, 1, NULL);
-    attend.list = slots;
-    attend.n_before = n_slots - block->n;
+    struct butler_attend_block_job attend = {.state = &state,
+                                             .q = span->q + at,
+                                             .out = span->out + at,
+                                             .n = block->n,
+                                             .window = INT32_MAX,
+                                             .observe_from = INT32_MAX,
+                                             .list = slots,
+                                             .n_before = n_slots - block->n};
+    butler_attend_block_begin(&attend, 1);
     butler_attend_block_list(&attend, kv_head, 0);
     __atomic_fetch_add(&state.traffic->kv_bytes, 2 * (uint64_t)n_slots * kv->row_bytes, __ATOMIC_RELAXED);
     __atomic_fetch_add(&state.traffic->full_kv_bytes, 2 * (uint64_t)(first + block->n) * kv->row_bytes, __ATOMIC_RELAXED);

@@ -21,11 +21,12 @@ static void cpu_embed(struct butler_backend *backend, float *y, const struct but
 struct rows_job {
     const struct butler_kernels *kernels;
     float *y, *gate;
-    const float *x, *cos, *sin;
+    const float *x;
     const struct butler_rotation *rotations;
+    const struct butler_angles *angles;
     const struct butler_vector *vector;
     size_t stride;
-    int n, dim, n_rotations, n_rot, kind;
+    int n, dim, n_rotations, kind;
     float eps;
     void (*row)(const struct rows_job *job, int row);
 };
@@ -67,27 +68,21 @@ static void cpu_norm(struct butler_backend *backend, float *y, const float *x, c
 
 static void rope_row(const struct rows_job *job, int row)
 {
-    const float *cos = job->cos + (size_t)row * (size_t)job->n_rot / 2, *sin = job->sin + (size_t)row * (size_t)job->n_rot / 2;
+    const struct butler_angles *angles = job->angles;
+    const size_t at = (size_t)row * (size_t)angles->n_rot / 2;
     for (int i = 0; i < job->n_rotations; i++) {
         const struct butler_rotation *r = &job->rotations[i];
         for (int h = 0; h < r->n_heads; h++)
-            butler_rotate(job->kernels, (enum butler_rope)job->kind, r->x + (size_t)(row * r->n_heads + h) * (size_t)job->dim, cos,
-                          sin, job->n_rot);
+            butler_rotate(job->kernels, angles->kind, r->x + (size_t)(row * r->n_heads + h) * (size_t)angles->head_dim,
+                          angles->cos + at, angles->sin + at, angles->n_rot);
     }
 }
 
-static void cpu_rope(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations, const float *cos,
-                     const float *sin, int n, int head_dim, int n_rot, enum butler_rope kind)
+static void cpu_rope(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations,
+                     const struct butler_angles *angles, int n)
 {
-    run_rows(backend, &(struct rows_job){.rotations = rotations,
-                                         .n_rotations = n_rotations,
-                                         .cos = cos,
-                                         .sin = sin,
-                                         .n = n,
-                                         .dim = head_dim,
-                                         .n_rot = n_rot,
-                                         .kind = (int)kind,
-                                         .row = rope_row});
+    run_rows(backend,
+             &(struct rows_job){.rotations = rotations, .n_rotations = n_rotations, .angles = angles, .n = n, .row = rope_row});
 }
 
 enum { PIECE = 1024 }; /* of a row that is activated */

@@ -37,8 +37,9 @@ static void compare_keys(const struct exact_job *job, int kv_head, int thread, f
             butler_kv_turn_queries(kv, rotated, 1);
             if (kv->rope_cos)
                 butler_rotate(kv->kernels, kv->rope, rotated, kv->rope_cos + at, kv->rope_sin + at, kv->n_rot);
-            butler_attend_scores(&job->state, thread, rows + (size_t)i * job->exact->stride + done, job->exact->stride, rotated, 1,
-                                 own, first + done, m);
+            butler_attend_scores(&job->state, thread,
+                                 (struct butler_results){rows + (size_t)i * job->exact->stride + done, job->exact->stride},
+                                 (struct butler_vectors){rotated, (size_t)dim, 1}, own, first + done, m);
         }
     }
 }

@@ -62,10 +62,11 @@ static void weigh_values(const struct butler_layer_state *state, float *x, size_
 /* scale[h] * x - shift[h] of each row, of query heads from `head` on, is comparable with the other heads': the logarithm of the
  * softmax, or the distance from the row's mean in standard deviations. A row of one value says nothing; one with a NaN becomes NaN,
  * and is passed over. */
-static void comparable(const struct butler_layer_state *state, const float *x, size_t stride, int n_heads, int n, bool zscores,
-                       int head, float *scale, float *shift)
+static void comparable(const struct butler_layer_state *state, const float *x, size_t stride, int n_heads, int n, int head,
+                       float *scale, float *shift)
 {
     const struct butler_kernels *kernels = state->kv->kernels;
+    const bool zscores = state->plan->reduction.zscores;
     for (int h = 0; h < n_heads; h++) {
         const float *row = x + (size_t)h * stride;
         if (zscores) {
@@ -125,7 +126,7 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
         shift[h] = 0;
     }
     if (normalised)
-        comparable(state, x, stride, n_heads, n, zscores, head, scale, shift);
+        comparable(state, x, stride, n_heads, n, head, scale, shift);
     /* A sink has no value, so that norms leave nothing of it. */
     float sinks = -INFINITY;
     if (probabilities && logits && state->sinks && !norms)

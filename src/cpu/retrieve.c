@@ -75,9 +75,9 @@ static int select_list(const struct butler_layer_state *state, float *rows, int 
     float *values = butler_values_scratch(state, thread);
     const struct butler_kernels *kernels = state->kv->kernels;
     const float *scores = butler_reduce_scores(state, rows, head, n_heads, c->n_units, &beside);
-    const int n_kept = c->mass > 0 ? butler_select_mass(kernels, scores, c->n_units, c->mass, c->first, c->last, beside, values,
-                                                        butler_units_scratch(state, thread, 1), units)
-                                   : butler_select_top(kernels, scores, c->n_units, c->budget, c->first, c->last, values, units);
+    const int n_kept = c->mass > 0
+                           ? butler_select_mass(kernels, scores, c, beside, values, butler_units_scratch(state, thread, 1), units)
+                           : butler_select_top(kernels, scores, c->n_units, c->budget, c->first, c->last, values, units);
     const int n_reused = note_units(state, thread, list, units, n_kept, selecting->n);
     return expand_units(state, units, n_kept, n_reused, selecting->n, slots);
 }
@@ -273,7 +273,8 @@ bool butler_retrieve_fused(struct butler_backend *backend, const struct butler_a
     retrieve_lists(backend, span);
     const struct butler_lists lists = butler_lists_of(state, 0);
     double clock = butler_seconds();
-    backend->attend(backend, state, span->q, NULL, NULL, &lists, 0, span->out, observe);
+    backend->attend(backend, state,
+                    &(struct butler_attend_token){.q = span->q, .lists = &lists, .out = span->out, .observe = observe});
     butler_count_ns(&state->traffic->attend_ns, &clock);
     return true;
 }

@@ -215,9 +215,10 @@ static void sort_descending(const float *scores, uint32_t *order, uint32_t *othe
     }
 }
 
-int butler_select_mass(const struct butler_kernels *kernels, const float *scores, int n, double mass, int first, int last,
-                       double beside, float *scratch, uint32_t *order, uint32_t *ids)
+int butler_select_mass(const struct butler_kernels *kernels, const float *scores, const struct butler_choice *choice, double beside,
+                       float *scratch, uint32_t *order, uint32_t *ids)
 {
+    const int n = choice->n_units, first = choice->first, last = choice->last;
     double total = beside, kept = beside;
     int n_top = 0;
     if (first + last >= n)
@@ -232,7 +233,7 @@ int butler_select_mass(const struct butler_kernels *kernels, const float *scores
     for (int i = 0; i < n_free; i++)
         order[i] = (uint32_t)(first + i);
     sort_descending(scores, order, ids, n_free);
-    for (; n_top < n_free && kept < mass * total; n_top++)
+    for (; n_top < n_free && kept < choice->mass * total; n_top++)
         kept += scores[order[n_top]] > 0 ? scores[order[n_top]] : 0;
     /* The chosen are the n_top highest in the same order of preference that butler_select_top has. */
     return butler_select_top(kernels, scores, n, first + last + n_top, first, last, scratch, ids);

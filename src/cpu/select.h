@@ -2,6 +2,7 @@
 #ifndef BUTLER_SELECT_H
 #define BUTLER_SELECT_H
 
+#include "engine/backend.h"
 #include "kernels/kernels.h"
 
 /* The first `first` and the last `last` of n units are kept whatever their score; of the rest the `budget` - first - last
@@ -10,10 +11,10 @@
 int butler_select_top(const struct butler_kernels *kernels, const float *scores, int n, int budget, int first, int last,
                       float *scratch, uint32_t *ids);
 
-/* The same with, in place of a budget, the smallest number of highest scores that brings the kept mass to at least
- * `mass` of the total. scores are probabilities >= 0 in any scale. beside: in the same scale, mass that is kept
- * beside the units (of learned sinks). order is scratch[n] too. */
-int butler_select_mass(const struct butler_kernels *kernels, const float *scores, int n, double mass, int first, int last,
-                       double beside, float *scratch, uint32_t *order, uint32_t *ids);
+/* The same of choice->n_units units with, in place of a budget, the smallest number of highest scores that brings the kept mass to
+ * at least choice->mass of the total. scores are probabilities >= 0 in any scale. beside: in the same scale, mass that is kept
+ * beside the units (of learned sinks). order is scratch[n_units] too. */
+int butler_select_mass(const struct butler_kernels *kernels, const float *scores, const struct butler_choice *choice, double beside,
+                       float *scratch, uint32_t *order, uint32_t *ids);
 
 #endif

@@ -462,19 +462,20 @@ static void prefetch(const struct wants *wants, const struct butler_lists *lists
     state->traffic->n_prefetched += (uint64_t)butler_frames_prefetch(wants->frames);
 }
 
-static void spill_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                         const float *v, const struct butler_lists *lists, int newest, float *out, bool observe)
+static void spill_attend(struct butler_backend *backend, const struct butler_layer_state *state,
+                         const struct butler_attend_token *token)
 {
     struct wants wants;
     const struct butler_kv *kv = state->kv;
+    const struct butler_lists *lists = token->lists;
     if (!begin(backend, state, &wants))
         return;
-    const bool all = (observe && is_plugin(state)) || kv->rope_cos; /* whose places are those of an order */
-    if (k)
+    const bool all = (token->observe && is_plugin(state)) || kv->rope_cos; /* whose places are those of an order */
+    if (token->k)
         want_layer(&wants, state->layer, append_start(state, 1));
     wants.scan = lists_exceed(spill_of(backend), &wants) || (!lists && state->plan->method != BUTLER_RETRIEVE);
     if (all || !lists)
-        want_layer(&wants, state->layer, all ? 0 : n_slots_of(state) - newest);
+        want_layer(&wants, state->layer, all ? 0 : n_slots_of(state) - token->newest);
     for (int i = 0; lists && !all && i < lists->n_lists; i++) {
         const struct butler_kv_head *head = butler_kv_at(kv, state->layer, i * kv->n_kv_heads / lists->n_lists);
         if (lists->slots[i])
@@ -488,8 +489,8 @@ static void spill_attend(struct butler_backend *backend, const struct butler_lay
     if (wants.pool)
         wants.pool->step_wanted += state->traffic->n_wanted - before;
     prefetch(&wants, lists);
-    spill_of(backend)->inner->attend(backend, state, q, k, v, lists, newest, out, observe);
-    if (k)
+    spill_of(backend)->inner->attend(backend, state, token);
+    if (token->k)
         wrote(&wants, n_slots_of(state) - 1);
 }
 

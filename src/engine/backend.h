@@ -142,6 +142,13 @@ struct butler_rotation {
     int n_heads;
 };
 
+/* By what: the first n_rot of head_dim channels, row i by cos and sin [i][n_rot / 2]. */
+struct butler_angles {
+    const float *cos, *sin;
+    int head_dim, n_rot;
+    enum butler_rope kind;
+};
+
 /* Exact attention of one query of every query head over the newest n tokens of its KV head, in the order of the text. All of it is
  * host memory; what is NULL is not wanted. */
 struct butler_exact {
@@ -169,6 +176,16 @@ struct butler_prompt_block {
     int first, n, position, base;
     bool selects; /* the query at `position` is that of token `first`; else the choice is the one noted in state->selection */
     struct butler_choice choice;
+};
+
+/* Attention of one token. */
+struct butler_attend_token {
+    const float *q;                   /* [n_heads][head_dim] */
+    const float *k, *v;               /* [n_kv_heads][head_dim], appended before; NULL: they are in the cache already */
+    const struct butler_lists *lists; /* that it reads; NULL: the newest slots of every KV head */
+    int newest;                       /* how many those are */
+    float *out;                       /* [n_heads][head_dim] */
+    bool observe;                     /* the metric sees the weights */
 };
 
 /* What the tokens of one session do in one layer of a pass. All of it is decided in the engine (schedule.c). */
@@ -258,9 +275,9 @@ struct butler_backend {
     /* y[n][dim] from x[n][dim], each row by itself; y may be x */
     void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                  enum butler_norm kind, float eps);
-    /* Rotates the first n_rot of each head of n rows of up to BUTLER_MAX_ROTATIONS arrays; cos, sin: [n][n_rot / 2] */
-    void (*rope)(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations, const float *cos,
-                 const float *sin, int n, int head_dim, int n_rot, enum butler_rope kind);
+    /* Rotates each head of n rows of up to BUTLER_MAX_ROTATIONS arrays */
+    void (*rope)(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations,
+                 const struct butler_angles *angles, int n);
     /* up = activation(gate) * up, or activation(up) where gate is NULL: n rows of dim, up_stride apart in up, dim in gate, whose
      * contents may be lost */
     void (*activate)(struct butler_backend *backend, float *up, size_t up_stride, float *gate, int n, int dim,
@@ -309,11 +326,7 @@ struct butler_backend {
     /* Takes the units of the lists out of the cache: the metric forgets them, rows and records of later ones move into the holes.
      */
     void (*compact)(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_lists *lists);
-    /* Attention of one token over the lists, once its k, v [n_kv_heads][head_dim] are appended (NULL: they are already).
-     * newest > 0: over the newest so many slots of every KV head instead of lists (lists is NULL).
-     * observe: the metric sees the weights. q, out [n_heads][head_dim]. */
-    void (*attend)(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                   const float *v, const struct butler_lists *lists, int newest, float *out, bool observe);
+    void (*attend)(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_attend_token *token);
 
     /* Appends, and attends to all slots up to each token's own (span->exact). */
     void (*attend_exact)(struct butler_backend *backend, const struct butler_attend_span *span);

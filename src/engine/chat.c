@@ -78,9 +78,9 @@ int butler_chat_tokenize(const struct butler_model *model, const struct butler_c
     const int n_room = max_ids > n_bos ? max_ids - n_bos : 0;
     if (n_bos && max_ids > 0)
         ids[0] = butler_tokenizer_bos(model->tokenizer);
+    const struct butler_marked_text rest = {text->bytes ? text->bytes + from : "", text->n - from, marks + from, from > 0};
     const int n =
-        butler_tokenizer_encode_marked(model->tokenizer, text->bytes ? text->bytes + from : "", text->n - from, marks + from,
-                                       from > 0, BUTLER_PARSE_SPECIAL, n_room ? ids + n_bos : NULL, n_room, err);
+        butler_tokenizer_encode_marked(model->tokenizer, &rest, BUTLER_PARSE_SPECIAL, n_room ? ids + n_bos : NULL, n_room, err);
     free(marks);
     return n < 0 ? n : n + n_bos;
 }

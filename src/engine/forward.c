@@ -196,8 +196,8 @@ static void prepare_heads(const struct butler_pass *pass, const struct butler_la
     butler_pass_norm(pass, s->k, s->k, &layer->k_norm, pass->n * k_parts, hp->n_kv_heads / k_parts * hp->head_dim);
     if (layer->rope != BUTLER_LAYER_UNROTATED) {
         const struct butler_rotation rotations[] = {{s->q, hp->n_heads}, {s->k, hp->n_kv_heads}};
-        backend->rope(backend, rotations, BUTLER_COUNT(rotations), s->cos + local, s->sin + local, pass->n, hp->head_dim, hp->n_rot,
-                      hp->rope);
+        const struct butler_angles angles = {s->cos + local, s->sin + local, hp->head_dim, hp->n_rot, hp->rope};
+        backend->rope(backend, rotations, BUTLER_COUNT(rotations), &angles, pass->n);
     }
     if (hp->query_scale != 1)
         backend->scale(backend, s->q, hp->query_scale, (size_t)pass->n * (size_t)(hp->n_heads * hp->head_dim));

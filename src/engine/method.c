@@ -45,7 +45,10 @@ static void retrieve(struct butler_backend *backend, const struct butler_attend_
     if (!made && backend->retrieve_fused && backend->retrieve_fused(backend, span))
         return;
     const struct butler_lists lists = made ? butler_lists_of(state, span->made_before) : make_lists(backend, span, &clock);
-    backend->attend(backend, state, span->q, made ? span->k : NULL, span->v, &lists, 0, span->out, observe);
+    backend->attend(
+        backend, state,
+        &(struct butler_attend_token){
+            .q = span->q, .k = made ? span->k : NULL, .v = span->v, .lists = &lists, .out = span->out, .observe = observe});
     butler_count_ns(&state->traffic->attend_ns, &clock);
 }
 
@@ -67,8 +70,14 @@ static void attend(struct butler_backend *backend, const struct butler_attend_sp
     } else if (span->exact && (span->n > 1 || observe))
         backend->attend_exact(backend, span);
     else
-        backend->attend(backend, state, span->q, span->k, span->v, NULL,
-                        BUTLER_MIN(butler_kv_at(state->kv, state->layer, 0)->n_slots, span->window), span->out, observe);
+        backend->attend(
+            backend, state,
+            &(struct butler_attend_token){.q = span->q,
+                                          .k = span->k,
+                                          .v = span->v,
+                                          .newest = BUTLER_MIN(butler_kv_at(state->kv, state->layer, 0)->n_slots, span->window),
+                                          .out = span->out,
+                                          .observe = observe});
     butler_count_ns(&state->traffic->attend_ns, &clock);
 }
 

@@ -25,7 +25,8 @@ static void predict(struct butler_part *part, int layer, enum butler_predictor_i
                                    : butler_schedule_retrieves(session, l) && butler_schedule_selects(session, l));
     for (int l = first; l < first + n_served; l++)
         covered = covered && (!butler_policy_applies(&session->policy, l) || butler_schedule_covered(session, l, part->n));
-    if (butler_predict_run(predict, part->traffic, layer, h, part->n, session->n_past, decode, wanted, part->err) < 0)
+    const struct butler_predict_block block = {h, part->n, session->n_past, decode, wanted};
+    if (butler_predict_run(predict, part->traffic, layer, &block, part->err) < 0)
         butler_part_fail(part);
     if (covered)
         butler_part_keep_for_later(part->traffic, metric_bytes);

@@ -233,27 +233,31 @@ static void two_layers(struct butler_predict *predict, struct butler_traffic *tr
     matmul(predict, traffic, out, second, predict->scratch->mid, n);
 }
 
-/* Rotates x[n][heads][dim] of the tokens from first_position on, `step` positions apart: row t by freq[t * freq_stride ...][dim /
- * 2]. */
-static void rotate_rows(struct butler_predict *predict, float *x, int n, int heads, int dim, const float *freq, int freq_stride,
-                        int first_position, int step)
+/* Row t of some is rotated for position first_position + t * step by freq[t * stride ...][dim / 2]. */
+struct frequencies {
+    const float *freq;
+    int stride, first_position, step;
+};
+
+/* Rotates x[n][heads][dim]. */
+static void rotate_rows(struct butler_predict *predict, float *x, int n, int heads, int dim, const struct frequencies *f)
 {
     for (int t = 0; t < n; t++)
         for (int i = 0; i < dim / 2; i++) {
-            const double angle = (double)(first_position + t * step) * (double)freq[t * freq_stride + i];
+            const double angle = (double)(f->first_position + t * f->step) * (double)f->freq[t * f->stride + i];
             predict->scratch->host_cosines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)cos(angle);
             predict->scratch->host_sines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)sin(angle);
         }
     const size_t bytes = (size_t)n * (size_t)(dim / 2) * sizeof(float);
     predict->backend->upload(predict->backend, predict->scratch->cosines, predict->scratch->host_cosines, bytes);
     predict->backend->upload(predict->backend, predict->scratch->sines, predict->scratch->host_sines, bytes);
-    predict->backend->rope(predict->backend, &(struct butler_rotation){x, heads}, 1, predict->scratch->cosines,
-                           predict->scratch->sines, n, dim, dim, BUTLER_ROPE_HALVES);
+    const struct butler_angles angles = {predict->scratch->cosines, predict->scratch->sines, dim, dim, BUTLER_ROPE_HALVES};
+    predict->backend->rope(predict->backend, &(struct butler_rotation){x, heads}, 1, &angles, n);
 }
 
 static void rotate(struct butler_predict *predict, float *x, int n, int heads, int dim, const float *freq, int first_position)
 {
-    rotate_rows(predict, x, n, heads, dim, freq, 0, first_position, 1);
+    rotate_rows(predict, x, n, heads, dim, &(struct frequencies){freq, 0, first_position, 1});
 }
 
 /* Queries x[n_layers][n_heads][d] of the layers from `first` on, of the token at a position. */
@@ -263,7 +267,7 @@ static void rotate_queries(struct butler_predict *predict, float *x, int first, 
     int n_sets;
     const float *freq = butler_predictor_layer_freq(predict->predictor, first, &n_sets);
     if (s->head_freq) /* a row for each layer and KV head */
-        rotate_rows(predict, x, n_layers * n_sets, s->n_heads / n_sets, s->d, freq, s->d / 2, position, 0);
+        rotate_rows(predict, x, n_layers * n_sets, s->n_heads / n_sets, s->d, &(struct frequencies){freq, s->d / 2, position, 0});
     else
         rotate(predict, x, 1, n_layers * s->n_heads, s->d, freq, position);
 }
@@ -292,8 +296,12 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
     if (butler_kv_grow(&predict->kv, 0, n, err) < 0)
         return BUTLER_ERROR_LENGTH;
     if (decode) {
-        backend->attend(backend, &state, predict->scratch->q, predict->scratch->k, predict->scratch->v, NULL,
-                        BUTLER_MIN(predict->kv.heads[0].n_slots, window), predict->scratch->z, false);
+        backend->attend(backend, &state,
+                        &(struct butler_attend_token){.q = predict->scratch->q,
+                                                      .k = predict->scratch->k,
+                                                      .v = predict->scratch->v,
+                                                      .newest = BUTLER_MIN(predict->kv.heads[0].n_slots, window),
+                                                      .out = predict->scratch->z});
     } else {
         backend->append(backend, &state, predict->scratch->k, predict->scratch->v, n);
         backend->attend_block(backend, &state, predict->scratch->q, predict->scratch->z, n, window, INT32_MAX);
@@ -302,28 +310,28 @@ static int attend(struct butler_predict *predict, struct butler_traffic *traffic
     return 0;
 }
 
-static int run_first(struct butler_predict *predict, struct butler_traffic *traffic, const float *input, int n, int first_position,
-                     bool decode, bool queries, struct butler_error *err)
+static int run_first(struct butler_predict *predict, struct butler_traffic *traffic, const struct butler_predict_block *block,
+                     struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     struct butler_backend *backend = predict->backend;
     const struct butler_vector norm = {vector(predict->predictor, NORM), vector(predict->predictor, NORM_BIAS), 1};
     const size_t embd = (size_t)s->n_embd;
-    const int layers = s->n_layers - 1, dim = s->n_inner / s->n_inner_heads;
-    matmul(predict, traffic, predict->scratch->z, DOWN, input, n);
+    const int layers = s->n_layers - 1, dim = s->n_inner / s->n_inner_heads, n = block->n, first_position = block->first_position;
+    matmul(predict, traffic, predict->scratch->z, DOWN, block->input, n);
     const struct butler_matrix *w = predict->scratch->matrices;
     const struct butler_product products[] = {
         {predict->scratch->q, &w[ATTN_Q]}, {predict->scratch->k, &w[ATTN_K]}, {predict->scratch->v, &w[ATTN_V]}};
     multiply(predict, traffic, products, BUTLER_COUNT(products), predict->scratch->z, n);
     rotate(predict, predict->scratch->q, n, s->n_inner_heads, dim, predict->scratch->freq_inner, first_position);
     rotate(predict, predict->scratch->k, n, s->n_inner_heads, dim, predict->scratch->freq_inner, first_position);
-    if (attend(predict, traffic, n, first_position, decode, err) < 0)
+    if (attend(predict, traffic, n, first_position, block->decode, err) < 0)
         return BUTLER_ERROR_LENGTH;
     backend->norm(backend, predict->scratch->z, predict->scratch->z, &norm, n, s->n_inner, BUTLER_NORM_LAYER, LAYER_NORM_EPS);
     matmul(predict, traffic, predict->scratch->up, FFN_UP, predict->scratch->z, n);
     backend->activate(backend, predict->scratch->up, 2 * (size_t)s->n_inner, NULL, n, 2 * s->n_inner, BUTLER_GELU);
     matmul(predict, traffic, predict->scratch->out, FFN_DOWN, predict->scratch->up, n);
-    backend->add(backend, predict->scratch->out, input, (size_t)n * embd);
+    backend->add(backend, predict->scratch->out, block->input, (size_t)n * embd);
 
     two_layers(predict, traffic, predict->keys, KEY_1, KEY_2, predict->scratch->out, n);
     rotate(predict, predict->keys, n, layers * s->n_key_heads, s->d, predict->scratch->freq_head, first_position);
@@ -331,7 +339,7 @@ static int run_first(struct butler_predict *predict, struct butler_traffic *traf
         backend->discard(backend, predict->keys + (size_t)n * keys_of_a_token(s),
                          (size_t)(predict->n_new - n) * keys_of_a_token(s) * sizeof *predict->keys);
     predict->n_new = n;
-    if (queries) {
+    if (block->queries) {
         float *out = predict->queries + (size_t)(s->n_heads * s->d);
         two_layers(predict, traffic, out, QUERY_1, QUERY_2, predict->scratch->out + (size_t)(n - 1) * embd, 1);
         rotate(predict, out, 1, layers * s->n_heads, s->d, predict->scratch->freq_head, first_position + n - 1);
@@ -341,20 +349,20 @@ static int run_first(struct butler_predict *predict, struct butler_traffic *traf
     return 0;
 }
 
-static void run_producer(struct butler_predict *predict, struct butler_traffic *traffic, int producer, const float *input, int n,
-                         int first_position)
+static void run_producer(struct butler_predict *predict, struct butler_traffic *traffic, int producer,
+                         const struct butler_predict_block *block)
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     const int at = N_PRODUCER * producer;
     const struct butler_vector norm = {vector(predict->predictor, at + P_NORM), vector(predict->predictor, at + P_NORM_BIAS), 1};
     int first;
     const int n_served = butler_predictor_serves(s, producer, &first);
-    predict->backend->norm(predict->backend, predict->scratch->out, input + (size_t)(n - 1) * (size_t)s->n_embd, &norm, 1,
-                           s->n_embd, BUTLER_NORM_LAYER, LAYER_NORM_EPS);
+    predict->backend->norm(predict->backend, predict->scratch->out, block->input + (size_t)(block->n - 1) * (size_t)s->n_embd,
+                           &norm, 1, s->n_embd, BUTLER_NORM_LAYER, LAYER_NORM_EPS);
     float *out = predict->queries + (size_t)first * (size_t)(s->n_heads * s->d);
     two_layers(predict, traffic, out, at + P_QUERY_1, at + P_QUERY_2, predict->scratch->out, 1);
     if (butler_predictor_rotates(s))
-        rotate_queries(predict, out, first, n_served, first_position + n - 1);
+        rotate_queries(predict, out, first, n_served, block->first_position + block->n - 1);
     predict->known_first = first;
     predict->known_end = first + n_served;
 }
@@ -367,14 +375,14 @@ int butler_predict_serves(const struct butler_predict *predict, int layer, int *
     return layer % s->stride == 0 ? butler_predictor_serves(s, layer / s->stride, first) : 0;
 }
 
-int butler_predict_run(struct butler_predict *predict, struct butler_traffic *traffic, int layer, const float *input, int n,
-                       int first_position, bool decode, bool queries, struct butler_error *err)
+int butler_predict_run(struct butler_predict *predict, struct butler_traffic *traffic, int layer,
+                       const struct butler_predict_block *block, struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
     if (s->version == 1)
-        return run_first(predict, traffic, input, n, first_position, decode, queries, err);
-    if (queries)
-        run_producer(predict, traffic, layer / s->stride, input, n, first_position);
+        return run_first(predict, traffic, block, err);
+    if (block->queries)
+        run_producer(predict, traffic, layer / s->stride, block);
     return 0;
 }
 

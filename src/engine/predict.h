@@ -66,10 +66,17 @@ void butler_predict_free(struct butler_predict *predict);
 /* Layers whose queries come from what this layer takes in: their number, from *first on; 0: this layer is none of its. */
 int butler_predict_serves(const struct butler_predict *predict, int layer, int *first);
 
-/* The block's tokens, at positions first_position ..., as they enter the layer: input[n][n_embd] (predictor.h, I). Brings
- * keys up to date and, where queries are asked for, those of the last token. Adds what it read to traffic. */
-int butler_predict_run(struct butler_predict *predict, struct butler_traffic *traffic, int layer, const float *input, int n,
-                       int first_position, bool decode, bool queries, struct butler_error *err);
+/* A block's tokens, at positions first_position ..., as they enter the layer. */
+struct butler_predict_block {
+    const float *input; /* [n][n_embd] (predictor.h, I) */
+    int n, first_position;
+    bool decode;
+    bool queries; /* those of the last token are wanted */
+};
+
+/* Brings keys up to date and, where they are wanted, queries. Adds what it read to traffic. */
+int butler_predict_run(struct butler_predict *predict, struct butler_traffic *traffic, int layer,
+                       const struct butler_predict_block *block, struct butler_error *err);
 
 /* Tells the engine's backend of the predictor's weights. */
 int butler_predictor_bind(struct butler_engine *engine, const struct butler_predictor *predictor, struct butler_error *err);

@@ -47,12 +47,12 @@ static void gpu_norm(struct butler_backend *backend, float *y, const float *x, c
                       BUTLER_MAX(v->n_parts, 1), dim, (int)kind, (double)eps);
 }
 
-static void gpu_rope(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations, const float *cos,
-                     const float *sin, int n, int head_dim, int n_rot, enum butler_rope kind)
+static void gpu_rope(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations,
+                     const struct butler_angles *angles, int n)
 {
     for (int i = 0; i < n_rotations; i++)
-        butler_gpu_launch((struct butler_gpu *)backend, GPU_rope, n, 1, 1, "bbbiiii", rotations[i].x, cos, sin,
-                          rotations[i].n_heads, head_dim, n_rot, kind == BUTLER_ROPE_ADJACENT);
+        butler_gpu_launch((struct butler_gpu *)backend, GPU_rope, n, 1, 1, "bbbiiii", rotations[i].x, angles->cos, angles->sin,
+                          rotations[i].n_heads, angles->head_dim, angles->n_rot, angles->kind == BUTLER_ROPE_ADJACENT);
 }
 
 static void gpu_activate(struct butler_backend *backend, float *up, size_t up_stride, float *gate, int n, int dim,

@@ -175,16 +175,16 @@ static void gpu_attend_block(struct butler_backend *backend, const struct butler
     count_pairs(&l, l.kv->n_kv_heads, l.n);
 }
 
-static void gpu_attend(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, const float *k,
-                       const float *v, const struct butler_lists *lists, int newest, float *out, bool observe)
+static void gpu_attend(struct butler_backend *backend, const struct butler_layer_state *state,
+                       const struct butler_attend_token *token)
 {
     const struct layer l = layer_of(backend, state);
-    (void)observe;
-    if (k)
-        gpu_append(backend, state, k, v, 1);
-    attend_rows(&l, q, out, 1, lists, newest > 0 ? newest : INT32_MAX, lists ? l.n : BUTLER_MIN(l.n, newest));
-    if (!lists)
-        count_pairs(&l, l.kv->n_kv_heads, BUTLER_MIN(l.n, newest));
+    const int n_newest = BUTLER_MIN(l.n, token->newest);
+    if (token->k)
+        gpu_append(backend, state, token->k, token->v, 1);
+    attend_rows(&l, token->q, token->out, 1, token->lists, token->lists ? INT32_MAX : token->newest, token->lists ? l.n : n_newest);
+    if (!token->lists)
+        count_pairs(&l, l.kv->n_kv_heads, n_newest);
 }
 
 /* Algorithm 1 of TinyServe: all of a KV head's step in one group of threads. */

@@ -252,22 +252,23 @@ int butler_encoder_flush(struct butler_encoder *encoder)
     return rc;
 }
 
-int butler_tokenizer_encode_marked(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, const char *marks,
-                                   bool continues, int flags, int32_t *ids, int max_ids, struct butler_error *err)
+int butler_tokenizer_encode_marked(const struct butler_tokenizer *tokenizer, const struct butler_marked_text *text, int flags,
+                                   int32_t *ids, int max_ids, struct butler_error *err)
 {
-    if (max_ids < 0 || (max_ids > 0 && !ids) || (n_text > 0 && !text) || (flags & ~(BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL)))
+    if (max_ids < 0 || (max_ids > 0 && !ids) || (text->n > 0 && !text->bytes) ||
+        (flags & ~(BUTLER_ADD_SPECIAL | BUTLER_PARSE_SPECIAL)))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "tokenize: invalid arguments: flags %d, %zu bytes of text, space for %d ids",
-                           flags, n_text, max_ids);
-    if (n_text > INT_MAX / 4)
-        return butler_fail(err, BUTLER_ERROR_LENGTH, "tokenize: a text of %zu bytes is too long; the maximum is %d", n_text,
+                           flags, text->n, max_ids);
+    if (text->n > INT_MAX / 4)
+        return butler_fail(err, BUTLER_ERROR_LENGTH, "tokenize: a text of %zu bytes is too long; the maximum is %d", text->n,
                            INT_MAX / 4);
     if (tokenizer->no_split.code)
         return butler_fail(err, tokenizer->no_split.code, "%s", tokenizer->no_split.message);
     struct butler_encoder encoder = {.tokenizer = tokenizer, .ids = ids, .max_ids = max_ids, .err = err};
     struct butler_text_range *spans = NULL;
     size_t n_spans = 0;
-    bool after_special = !continues;
-    int rc = butler_special_cut(tokenizer, text, n_text, flags & BUTLER_PARSE_SPECIAL, marks, &spans, &n_spans, err);
+    bool after_special = !text->continues;
+    int rc = butler_special_cut(tokenizer, text->bytes, text->n, flags & BUTLER_PARSE_SPECIAL, text->marks, &spans, &n_spans, err);
     if (rc)
         goto fail;
     if ((flags & BUTLER_ADD_SPECIAL) && tokenizer->add_bos && tokenizer->bos >= 0)
@@ -275,7 +276,7 @@ int butler_tokenizer_encode_marked(const struct butler_tokenizer *tokenizer, con
     for (size_t i = 0; i < n_spans; i++) {
         if (spans[i].token >= 0)
             butler_encoder_emit(&encoder, spans[i].token);
-        else if ((rc = tokenizer->family->encode(&encoder, text + spans[i].start, spans[i].n, after_special)))
+        else if ((rc = tokenizer->family->encode(&encoder, text->bytes + spans[i].start, spans[i].n, after_special)))
             goto fail;
         after_special = spans[i].token >= 0;
     }
@@ -293,7 +294,8 @@ fail:
 int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, int flags, int32_t *ids,
                             int max_ids, struct butler_error *err)
 {
-    return butler_tokenizer_encode_marked(tokenizer, text, n_text, NULL, false, flags, ids, max_ids, err);
+    return butler_tokenizer_encode_marked(tokenizer, &(struct butler_marked_text){text, n_text, NULL, false}, flags, ids, max_ids,
+                                          err);
 }
 
 /* ---------------------------------------------------------------------------------------------- properties */

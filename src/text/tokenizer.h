@@ -15,10 +15,16 @@ void butler_tokenizer_free(struct butler_tokenizer *tokenizer);
 /* The contract of butler_tokenize, with the flags of butler.h. text may be any bytes. Thread-safe. */
 int butler_tokenizer_encode(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, int flags, int32_t *ids,
                             int max_ids, struct butler_error *err);
-/* The same. marks, if not NULL: control tokens are read only where all of their bytes are marked. continues: the text goes on
- * behind another one, so nothing is added before it, no space either. */
-int butler_tokenizer_encode_marked(const struct butler_tokenizer *tokenizer, const char *text, size_t n_text, const char *marks,
-                                   bool continues, int flags, int32_t *ids, int max_ids, struct butler_error *err);
+struct butler_marked_text {
+    const char *bytes;
+    size_t n;
+    const char *marks; /* [n]: control tokens are read only where all of their bytes are marked; NULL: everywhere */
+    bool continues;    /* it goes on behind another text, so nothing is added before it, no space either */
+};
+
+/* The same for such a text. */
+int butler_tokenizer_encode_marked(const struct butler_tokenizer *tokenizer, const struct butler_marked_text *text, int flags,
+                                   int32_t *ids, int max_ids, struct butler_error *err);
 /* How the token is written in a text with special tokens, also a control token; "" for an id out of range. */
 const char *butler_tokenizer_spelling(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes);
 const char *butler_tokenizer_bytes(const struct butler_tokenizer *tokenizer, int32_t id, size_t *n_bytes);
