@@ -454,6 +454,13 @@ def test_run_says_what_it_cost():
     words = butler("run", "-m", GQA, "-p", PROMPT, "-n", "40", "--kv", "quest:budget=16,dense=0").stderr
     for word in ("tokens/s", "% of the KV cache", "metric", "KV memory", "score", "select", "attend"):
         assert word in words
+    assert "more than full attention" not in words
+
+
+def test_run_says_when_a_policy_reads_more_than_full_attention():
+    """One-bit keys are read in blocks of 32 tokens: no gain where the budget leaves out one token."""
+    words = butler("run", "-m", GQA, "-p", "abc", "-n", "12", "--kv", "fier:budget=8,dense=0").stderr
+    assert float(re.search(r"read (\S+) % of the KV cache", words)[1]) > 100 and "more than full attention reads" in words
 
 
 def test_seeds():

@@ -168,6 +168,8 @@ void cmd_say_cost(const struct butler_engine *engine, const char *policy, const 
         fprintf(stderr, "  read %.1f %% of the KV cache: keys and values %s, metric %s, of %s\n", 100 * cmd_kv_read(s),
                 cmd_bytes(a, sizeof a, s->kv_bytes), cmd_bytes(b, sizeof b, s->metric_bytes),
                 cmd_bytes(c, sizeof c, s->full_kv_bytes));
+    if (cmd_kv_read(s) > 1)
+        fprintf(stderr, "  that is more than full attention reads: the budget leaves out too few tokens to pay for the metric\n");
     if (s->upkeep_bytes)
         fprintf(stderr, "  while the budget covered the text the metric read %s for later steps\n",
                 cmd_bytes(a, sizeof a, s->upkeep_bytes));
