@@ -171,10 +171,11 @@ static void test_torch_v2(void **state)
 }
 
 /* The slope of the loss along a random direction, by central differences and by the gradient, a parameter at a time. */
-static void finite_differences(const char *name, int n_queries, bool head_freq)
+static void finite_differences(const char *name, int n_queries, bool head_freq, float dropout)
 {
     struct bench b;
     bench_make(&b, name, head_freq);
+    b.net->dropout = dropout;
     const struct butler_predictor_param *freq = &b.predictor->params[b.predictor->n_params - 1];
     for (int i = 0; head_freq && i < freq->n_cols; i++)
         freq->data[i] = 0.3f / (float)(i + 1);
@@ -213,10 +214,41 @@ static void test_finite_differences(void **state)
 {
     (void)state;
     for (int n_queries = 0; n_queries <= 9; n_queries += 9) {
-        finite_differences("predictor/v1-causal.bin", n_queries, false);
-        finite_differences("predictor/v2-rotated.bin", n_queries, false);
-        finite_differences("predictor/v2-rotated.bin", n_queries, true);
+        finite_differences("predictor/v1-causal.bin", n_queries, false, 0);
+        finite_differences("predictor/v1-causal.bin", n_queries, false, 0.3f);
+        finite_differences("predictor/v2-rotated.bin", n_queries, false, 0);
+        finite_differences("predictor/v2-rotated.bin", n_queries, true, 0);
     }
+}
+
+/* The share that was asked for drops out, what is left grows, and the text's seed decides which. */
+static void test_dropout(void **state)
+{
+    (void)state;
+    const float share = 0.3f;
+    struct bench b;
+    bench_make(&b, "predictor/v1-causal.bin", false);
+    const size_t n = (size_t)(b.p.n * b.p.sizes.n_embd);
+    const float *input = b.p.inputs[0];
+    float *plain = malloc(n * sizeof(float)), *dropped = malloc(n * sizeof(float));
+    size_t n_zero = 0;
+    run_net(b.net, &b.p, 0);
+    memcpy(plain, b.net->wide, n * sizeof(float));
+    b.net->dropout = share;
+    run_net(b.net, &b.p, 0);
+    memcpy(dropped, b.net->wide, n * sizeof(float));
+    for (size_t i = 0; i < n; i++) {
+        const bool zero = dropped[i] == input[i];
+        n_zero += zero;
+        if (!zero)
+            assert_true(fabsf((dropped[i] - input[i]) * (1 - share) - (plain[i] - input[i])) < 1e-5f);
+    }
+    assert_true(fabs((double)n_zero / (double)n - (double)share) < 4 * sqrt(0.21 / (double)n));
+    run_net(b.net, &b.p, 0);
+    assert_memory_equal(b.net->wide, dropped, n * sizeof(float));
+    free(plain);
+    free(dropped);
+    bench_free(&b);
 }
 
 /* ---------------------------------------------------------------------------------------------------- runs */
@@ -401,7 +433,7 @@ static void test_old_checkpoints(void **state)
     const char *path = tiny_path("old-checkpoint");
     assert_int_equal(butler_trainer_save(trainer, path, &err), 0);
     struct tiny_bytes bytes = tiny_read(path);
-    const uint64_t version = 4;
+    const uint64_t version = 5;
     memcpy(bytes.data + VERSION_AT, &version, sizeof version);
     const uint64_t digest = XXH3_64bits(bytes.data, bytes.size - sizeof digest);
     memcpy(bytes.data + bytes.size - sizeof digest, &digest, sizeof digest);
@@ -409,7 +441,7 @@ static void test_old_checkpoints(void **state)
     fwrite(bytes.data, 1, bytes.size, file);
     fclose(file);
     assert_int_equal(butler_trainer_restore(trainer, path, &err), BUTLER_ERROR_ARGUMENT);
-    assert_non_null(strstr(err.message, "the checkpoint's format was 4 there and is 5 here"));
+    assert_non_null(strstr(err.message, "the checkpoint's format was 5 there and is 6 here"));
     butler_trainer_free(trainer);
     free_engine(s.engine);
     free(bytes.data);
@@ -607,6 +639,7 @@ int main(void)
         cmocka_unit_test(test_torch_v1_square),
         cmocka_unit_test(test_torch_v2),
         cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_dropout),
         cmocka_unit_test(test_fit),
         cmocka_unit_test(test_threads_v1),
         cmocka_unit_test(test_threads_v2),

@@ -100,7 +100,7 @@ def test_recipes(version, tmp_path):
         butler("train", "-m", GQA, "--data", TEXT, "--length", "64", "--steps", "3", "--valid-texts", "1", "--predictor", version, *flags, "-o", out)
         return left_by(out)
 
-    only_v1 = {"default": ["--loss", "entropy", "--key-heads", "kv"], "paper": ["--loss", "square", "--key-heads", "query"]}
+    only_v1 = {"default": ["--loss", "entropy", "--key-heads", "kv"], "paper": ["--loss", "square", "--key-heads", "query", "--dropout", "0.1"]}
     spelt = {
         "default": ["--input", "attention", "--rotate", "fast", "--begin", "fit" if version == "v2" else "random",
                     "--lr", "0.001" if version == "v2" else "0.015", "--batch", "2", "--uses", "8", "--queries", "128"],
@@ -110,6 +110,20 @@ def test_recipes(version, tmp_path):
     assert made["default"] == bits() == bits("--recipe", "default")
     assert made["paper"] == bits("--recipe", "paper") != made["default"]
     assert bits("--recipe", "paper", "--lr", "0.01") != made["paper"]
+
+
+def test_the_fit_says_how_far_it_is_and_leaves_a_predictor(tmp_path):
+    """Before the first step ends there is a file; the time left is told once steps of both kinds were seen."""
+    flags = ["--predictor", "v2", "--steps", "8", "--every", "1", "--uses", "2"]
+    said = train(tmp_path / "p.gguf", *flags).stderr
+    assert "least squares took" in said and f"{tmp_path / 'p.gguf'} can be used" in said
+    lines = [line for line in said.splitlines() if line.startswith("[")]
+    assert len(lines) == 8 and all("not known yet" in line for line in lines[:4]) and all("0:0" in line for line in lines[4:])
+    killed = subprocess.Popen([BUTLER, "train", *map(str, SMALL), "-o", tmp_path / "killed.gguf", *flags[:2], "--steps", "100000", "--checkpoint", "1000"], stderr=subprocess.DEVNULL)
+    wait_for((tmp_path / "killed.gguf").exists, killed)
+    killed.kill()
+    killed.wait()
+    assert "predictor" in butler("info", tmp_path / "killed.gguf").stdout
 
 
 def test_start_from_a_predictor(tmp_path):
@@ -151,7 +165,7 @@ def lines_of(path):
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_killed_and_resumed(version, tmp_path):
-    """kill -9 in the middle, then --resume: the same bits as a run that was left alone."""
+    """kill -9 in the middle leaves a predictor that can be used; then --resume: the same bits as a run that was left alone."""
     args = ["--steps", "40", "--predictor", version, "--checkpoint", "0"]
     train(tmp_path / "whole.gguf", *args)
     out = tmp_path / "killed.gguf"
@@ -159,7 +173,7 @@ def test_killed_and_resumed(version, tmp_path):
     wait_for(lambda: lines_of(tmp_path / "killed.gguf.csv") > 7, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not out.exists()
+    assert rows("run", "-m", GQA, "--predictor", out, "-p", "abc", "-n", "8", "--kv", f"tokenbutler{'' if version == 'v1' else 2}:budget=4,on_top=0,sinks=1,recent=1")[-1]["stats"]["n_decode"] == 7
     said = train(out, *args, "--resume").stderr
     assert "continuing after step" in said
     assert left_by(out) == left_by(tmp_path / "whole.gguf")
@@ -189,7 +203,7 @@ def test_a_rank_dies(tmp_path):
     assert len(children) == 2
     os.kill(int(children[1]), signal.SIGKILL)
     assert process.wait(60) != 0
-    assert not out.exists()
+    assert out.exists(), "the fit's, or a checkpoint's"
     subprocess.run([*command, "--resume"], check=True, timeout=300, env=MPI_ENV, capture_output=True)
     assert left_by(out) == left_by(tmp_path / "whole.gguf")
 

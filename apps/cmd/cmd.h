@@ -88,6 +88,7 @@ enum cmd_flag {
     CMD_TRAIN_LENGTH,
     CMD_USES,
     CMD_QUERIES,
+    CMD_DROPOUT,
     CMD_TRAIN_TOKENS,
     CMD_STEPS,
     CMD_TRAIN_BATCH,
@@ -158,7 +159,7 @@ struct cmd_train {
     const char *data, *valid, *version, *recipe, *loss, *input, *key_heads, *rotate, *begin, *type, *start;
     bool resume;
     int length, n_uses, n_queries, n_tokens, n_steps, batch, accumulate, dim, mid, n_valid, every, checkpoint_s;
-    double lr, decay;
+    double lr, decay, dropout;
 };
 
 /* What --kv auto stands for: see auto.c. */

@@ -152,7 +152,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
                         "texts to train on; the last hundredth of each is held out for measuring"},
     [CMD_TRAIN_VERSION] = {0, "predictor", "V", KIND_STRING, AT(train.version), 0, 0, NULL, "v1 or v2 of TokenButler"},
     [CMD_RECIPE] = {0, "recipe", "NAME", KIND_STRING, AT(train.recipe), 0, 0, NULL,
-                    "default, or paper: the paper's --loss, --input, --key-heads, --rotate, --lr, --batch, --uses and --queries"},
+                    "default, or paper: the paper's --loss, --input, --key-heads, --rotate, --dropout, --lr, --batch, --uses and "
+                    "--queries"},
     [CMD_RESUME] = {0, "resume", NULL, KIND_BOOL, AT(train.resume), 0, 0, NULL, "continue from OUTPUT.checkpoint"},
     [CMD_START] = {0, "start", "PREDICTOR", KIND_STRING, AT(train.start), 0, 0, NULL,
                    "a predictor to continue from, with its sizes, instead of a new one"},
@@ -162,6 +163,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
                   "steps in which a text is used once the model has read it"},
     [CMD_QUERIES] = {0, "queries", "N", KIND_INT, AT(train.n_queries), 0, 65536, "a whole number from 0 to 65536",
                      "queries of a text that the loss sees, drawn at random in every step; 0: all"},
+    [CMD_DROPOUT] = {0, "dropout", "X", KIND_REAL, AT(train.dropout), 0, 0.9, "a number from 0 to 0.9",
+                     "v1: share of its feed-forward network's outputs that are 0 in a step, others each time; as published 0.1"},
     [CMD_TRAIN_TOKENS] = {0, "tokens", "N", KIND_INT, AT(train.n_tokens), 0, INT_MAX, "a whole number, 0 or more",
                           "tokens to train on; 0: set by --steps"},
     [CMD_STEPS] = {0, "steps", "N", KIND_INT, AT(train.n_steps), 0, INT_MAX, "a whole number, 0 or more",

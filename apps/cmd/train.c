@@ -23,7 +23,8 @@ struct run {
     struct cmd_curve curve;
     int type;  /* of the predictor's matrices: 0 Q4_0, 1 Q8_0, 2 F16, 3 F32 */
     bool root; /* rank 0: prints and writes files */
-    double started, saved;
+    double started, saved, said; /* said: a line of progress to a log */
+    double measure_s;            /* of the last measurement */
     int64_t first_step, first_tokens;
     struct cmd_curve_row last; /* the last row with measures */
     size_t n_line;             /* bytes of the progress line on a terminal */
@@ -76,6 +77,7 @@ static void take_paper(struct cmd_options *options)
     t->batch = options->given[CMD_TRAIN_BATCH] ? t->batch : 4;
     t->n_uses = options->given[CMD_USES] ? t->n_uses : 1;
     t->n_queries = options->given[CMD_QUERIES] ? t->n_queries : 0;
+    t->dropout = options->given[CMD_DROPOUT] ? t->dropout : 0.1;
 }
 
 /* The highest learning rate from random weights: 0.015 at a width of 256, a fifth of it at SmolLM2's 576, where 0.015 diverges. */
@@ -107,8 +109,11 @@ static int make_params(struct run *run, struct butler_train_params *params)
         choose(options, "--type", t->type, types, BUTLER_COUNT(types), &run->type) != CMD_DONE)
         return CMD_USAGE;
     version++;
-    if (version == 2 && (options->given[CMD_LOSS] || options->given[CMD_KEY_HEADS])) {
-        cmd_say(options, "%s belongs to --predictor v1: v2 has its own", options->given[CMD_LOSS] ? "--loss" : "--key-heads");
+    if (version == 2 && (options->given[CMD_LOSS] || options->given[CMD_KEY_HEADS] || options->given[CMD_DROPOUT])) {
+        cmd_say(options, "%s belongs to --predictor v1: v2 has none, or its own",
+                options->given[CMD_LOSS]        ? "--loss"
+                : options->given[CMD_KEY_HEADS] ? "--key-heads"
+                                                : "--dropout");
         return CMD_USAGE;
     }
     struct butler_predictor_sizes sizes = butler_predictor_sizes_for(run->model, version);
@@ -136,6 +141,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
         .length = t->length,
         .n_uses = t->n_uses,
         .n_queries = t->n_queries,
+        .dropout = version == 1 ? (float)t->dropout : 0,
         .batch = t->batch,
         .accumulate = t->accumulate,
         .n_tokens = t->n_tokens,
@@ -211,16 +217,40 @@ static void say_start(const struct run *run)
         cmd_say(run->options, "continuing after step %" PRId64 " of %s", run->first_step, run->checkpoint);
 }
 
-/* On a terminal one line that is overwritten; elsewhere a line after every measurement. */
+/* A line of progress: on a terminal it is overwritten by the next one; in a log there is one every ten seconds at most, unless it is
+ * due. */
+static void say_line(struct run *run, const char *line, bool due)
+{
+    enum { EVERY_S = 10 };
+    const bool terminal = isatty(STDERR_FILENO);
+    const size_t n = strlen(line);
+    const double now = butler_seconds();
+    if (!terminal && !due && now - run->said < EVERY_S)
+        return;
+    fprintf(stderr, terminal ? "\r%s%*s" : "%s%*s\n", line, terminal && n < run->n_line ? (int)(run->n_line - n) : 0, "");
+    run->n_line = n;
+    run->said = now;
+}
+
+static void say_fit(void *user, int n, int n_all)
+{
+    struct run *run = user;
+    char line[96];
+    snprintf(line, sizeof line, "least squares: %d of %d batches of texts, %.0f s", n, n_all, butler_seconds() - run->started);
+    if (run->root)
+        say_line(run, line, false);
+}
+
 static void say_progress(struct run *run, const struct butler_train_report *report, bool measured)
 {
-    const bool terminal = isatty(STDERR_FILENO);
-    const double seconds = butler_seconds() - run->started, n_done = (double)(report->step - run->first_step);
-    const double remaining = seconds / n_done * (double)(report->n_steps - report->step);
+    const double seconds = butler_seconds() - run->started;
+    const int every = run->options->train.every;
+    const int64_t n_measures = every > 0 ? report->n_steps / every - report->step / every : 0;
+    const double remaining = report->seconds_left + (double)n_measures * run->measure_s;
     const double speed = (double)(report->n_tokens - run->first_tokens) / seconds;
-    char bar[21], figures[96] = "", line[256];
-    if (!terminal && !measured)
-        return;
+    char bar[21], figures[96] = "", left[32] = "time left not known yet", line[256];
+    if (report->seconds_left >= 0)
+        snprintf(left, sizeof left, "%d:%02d remaining", (int)remaining / 60, (int)remaining % 60);
     const int full = (int)(20 * report->step / report->n_steps);
     for (int i = 0; i < 20; i++)
         bar[i] = i < full ? '#' : '.';
@@ -228,10 +258,9 @@ static void say_progress(struct run *run, const struct butler_train_report *repo
     if (run->last.measured)
         snprintf(figures, sizeof figures, "  held out: loss %.4g, top-50%% %.1f%%, recall@10%% %.1f%%", run->last.valid_loss,
                  100 * run->last.top_half, 100 * run->last.recall);
-    const int n = snprintf(line, sizeof line, "[%s] %" PRId64 "/%" PRId64 "  loss %.4g%s  %.0f tokens/s  %d:%02d remaining", bar,
-                           report->step, report->n_steps, report->loss, figures, speed, (int)remaining / 60, (int)remaining % 60);
-    fprintf(stderr, terminal ? "\r%s%*s" : "%s%*s\n", line, terminal && (size_t)n < run->n_line ? (int)run->n_line - n : 0, "");
-    run->n_line = (size_t)n;
+    snprintf(line, sizeof line, "[%s] %" PRId64 "/%" PRId64 "  loss %.4g%s  %.0f tokens/s  %s", bar, report->step, report->n_steps,
+             report->loss, figures, speed, left);
+    say_line(run, line, measured);
 }
 
 static void write_json(const struct cmd_curve_row *row)
@@ -252,8 +281,10 @@ static int measure(struct run *run, struct cmd_curve_row *row)
 {
     struct butler_loss_measures measures;
     struct butler_error err = {0};
+    const double started = butler_seconds();
     if (butler_trainer_measure(run->trainer, &row->valid_loss, &measures, &err) < 0)
         return cmd_fail(run->options, &err);
+    run->measure_s = butler_seconds() - started;
     row->measured = true;
     row->top_half = measures.top_half / measures.n_rows;
     row->recall = measures.recall / measures.n_rows;
@@ -262,11 +293,31 @@ static int measure(struct run *run, struct cmd_curve_row *row)
     return CMD_DONE;
 }
 
+/* The predictor as it is now: it can be used while the training goes on, and after one that was stopped. */
+static int write_predictor(const struct run *run)
+{
+    static const enum butler_type types[] = {BUTLER_Q4_0, BUTLER_Q8_0, BUTLER_F16, BUTLER_F32};
+    struct butler_error err = {0};
+    char text[256];
+    int n = 0;
+    for (int i = 0; i < run->data.n && n < (int)sizeof text; i++) {
+        const char *name = run->data.values[i], *slash = strrchr(name, '/');
+        if (i > 0 && strcmp(name, run->data.values[i - 1]) == 0) /* named several times to be read more often */
+            continue;
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s", n ? ", " : "", slash ? slash + 1 : name);
+    }
+    return butler_trainer_write(run->trainer, run->options->output, types[run->type], text, &err) < 0
+               ? cmd_fail(run->options, &err)
+               : CMD_DONE;
+}
+
 static int save(struct run *run)
 {
     struct butler_error err = {0};
     run->saved = butler_seconds();
-    return butler_trainer_save(run->trainer, run->checkpoint, &err) < 0 ? cmd_fail(run->options, &err) : CMD_DONE;
+    if (butler_trainer_save(run->trainer, run->checkpoint, &err) < 0)
+        return cmd_fail(run->options, &err);
+    return write_predictor(run);
 }
 
 /* ---------------------------------------------------------------------------------------------- the loop */
@@ -295,22 +346,33 @@ static int after_step(struct run *run, const struct butler_train_report *report)
 
 static int finish(struct run *run)
 {
-    static const enum butler_type types[] = {BUTLER_Q4_0, BUTLER_Q8_0, BUTLER_F16, BUTLER_F32};
-    struct butler_error err = {0};
-    char text[256], title[256];
-    int n = 0;
-    for (int i = 0; i < run->data.n && n < (int)sizeof text; i++) {
-        const char *name = run->data.values[i], *slash = strrchr(name, '/');
-        if (i > 0 && strcmp(name, run->data.values[i - 1]) == 0) /* named several times to be read more often */
-            continue;
-        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s", n ? ", " : "", slash ? slash + 1 : name);
-    }
+    char title[256];
     snprintf(title, sizeof title, "TokenButler v%d for %s", run->trainer->params.sizes.version,
              butler_model_get_info(run->model)->name);
-    if (butler_trainer_write(run->trainer, run->options->output, types[run->type], text, &err) < 0)
+    int status = write_predictor(run);
+    if (status == CMD_DONE)
+        status = cmd_curve_draw(&run->curve, run->options, run->svg, title);
+    if (status == CMD_DONE)
+        unlink(run->checkpoint); /* the run is complete */
+    return status;
+}
+
+/* The fit, if there is one: its predictor ranks most tokens rightly already, so it is written. */
+static int begin(struct run *run)
+{
+    struct butler_error err = {0};
+    const double started = butler_seconds();
+    const int fitted = butler_trainer_begin(run->trainer, say_fit, run, &err);
+    if (fitted < 0)
         return cmd_fail(run->options, &err);
-    const int status = cmd_curve_draw(&run->curve, run->options, run->svg, title);
-    unlink(run->checkpoint); /* the run is complete */
+    if (fitted == 0 || !run->root)
+        return CMD_DONE;
+    if (isatty(STDERR_FILENO))
+        fputc('\n', stderr);
+    const int status = write_predictor(run);
+    if (status == CMD_DONE)
+        cmd_say(run->options, "least squares took %.0f s; %s can be used from now on, and gets better with each checkpoint",
+                butler_seconds() - started, run->options->output);
     return status;
 }
 
@@ -318,8 +380,10 @@ static int loop(struct run *run)
 {
     struct butler_train_report report;
     struct butler_error err = {0};
-    int code, status = CMD_DONE;
-    run->started = run->saved = butler_seconds();
+    int code, status;
+    run->started = run->saved = run->said = butler_seconds();
+    status = begin(run);
+    run->started = butler_seconds();
     while (status == CMD_DONE && (code = butler_trainer_step(run->trainer, &report, &err)) != 0) {
         if (code < 0)
             status = cmd_fail(run->options, &err);
@@ -363,6 +427,7 @@ static const struct cmd_use uses[] = {
     {CMD_TRAIN_LENGTH, "1024"},
     {CMD_USES, "8"},
     {CMD_QUERIES, "128"},
+    {CMD_DROPOUT, "0"},
     {CMD_TRAIN_TOKENS, "0"},
     {CMD_STEPS, "0"},
     {CMD_TRAIN_BATCH, "2"},

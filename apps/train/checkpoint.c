@@ -8,12 +8,12 @@
 #include "train.h"
 
 #define MAGIC "butler training\n"
-enum { VERSION = 5 };
+enum { VERSION = 6 };
 
 /* What must be equal to resume a run. setting_names has the flags that set it. */
 struct settings {
     uint64_t version, model, data, predictor_version, input, d, n_mid, n_inner, n_inner_heads, n_key_heads, stride, rotated, fit,
-        loss, length, n_uses, n_queries, batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;
+        loss, length, n_uses, n_queries, dropout, batch, accumulate, n_steps, seed, rate, weight_decay, clip, spike, warmup;
 };
 
 static const char *const setting_names[] = {
@@ -34,6 +34,7 @@ static const char *const setting_names[] = {
     "--length",
     "--uses",
     "--queries",
+    "--dropout",
     "--batch",
     "--accumulate",
     "the number of steps",
@@ -80,6 +81,7 @@ static struct settings settings_of(const struct butler_trainer *trainer)
         .length = (uint64_t)params->length,
         .n_uses = (uint64_t)params->n_uses,
         .n_queries = (uint64_t)params->n_queries,
+        .dropout = bits(params->dropout),
         .batch = (uint64_t)params->batch,
         .accumulate = (uint64_t)params->accumulate,
         .n_steps = (uint64_t)params->adam.n_steps,

@@ -10,6 +10,8 @@ typedef int butler_text_fn(void *user, const struct butler_states *states, float
 int butler_trainer_sum(struct butler_trainer *trainer, butler_text_fn *add, void *user, size_t n, float *total,
                        struct butler_error *err);
 
+enum { BUTLER_FIT_PASSES = 3 }; /* over these texts */
+
 /* Sets every parameter of trainer->predictor (version 2, head_freq):
  *
  * key.l and rope_freq  each KV head's predicted key is d/2 of the pairs of channels that the model rotates together: those whose

@@ -223,6 +223,7 @@ void butler_net_run(struct butler_net *net, const struct butler_states *states, 
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     net->n = net->key.n = states->n;
     net->n_queries = net->query.n = butler_loss_sample(states->n, n_queries, seed, net->at);
+    net->seed = seed;
     net->loss = 0;
     net->measures = (struct butler_loss_measures){0};
     for (int l = 0; l < s->n_layers; l++) {

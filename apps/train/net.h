@@ -36,12 +36,14 @@ struct butler_net {
     float *grads;     /* [n_weights], laid out as predictor->weights; accumulated. NULL: only the loss is computed */
     float weight;     /* of this text in the total loss */
     int measure_step; /* > 0: one row in measure_step is measured too */
+    float dropout;    /* version 1: share of the feed-forward network's outputs that are set to 0, drawn by the text's seed */
     /* Results of a text. */
     double loss; /* mean over predicted layers and heads */
     struct butler_loss_measures measures;
 
     int n, n_queries;                 /* tokens of the text; queries that the loss sees */
     int *at;                          /* [n_queries] their positions, ascending */
+    uint64_t seed;                    /* of the text */
     float *input, *wide, *dwide;      /* version 1: [n][n_embd] I, I' and its gradient; version 2: [n_queries], I' is I normed */
     struct butler_net_mid query, key; /* of n_queries and, in version 1, of n tokens */
     float *q, *qp, *dqp;              /* one layer's: [n_key_heads][n_queries][group][head_dim], the others [d] */
@@ -68,7 +70,8 @@ void butler_net_free(struct butler_net *net);
 /* Bytes that one net holds. */
 size_t butler_net_bytes(const struct butler_net *net);
 
-/* Runs over a text, of whose queries the loss sees n_queries (0: all), drawn by seed (butler_loss_sample). */
+/* Runs over a text, of whose queries the loss sees n_queries (0: all), drawn by seed (butler_loss_sample), which draws what drops
+ * out too. */
 void butler_net_run(struct butler_net *net, const struct butler_states *states, int n_queries, uint64_t seed);
 
 /* ------------------------------------------------------------------------------------ what the versions share */

@@ -72,6 +72,17 @@ static void rotate_inner(const struct butler_net *net, bool back, float *x)
     butler_rotate_heads(net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads, net->inner_cosines, net->inner_sines, back, x);
 }
 
+/* x[n_wide], outputs of the feed-forward network or their gradient: those that drop out become 0, the others larger, so that the
+ * mean stays. Drawn again for the gradient, by their place in the text, so that no mask has to be kept. */
+static void drop_out(const struct butler_net *net, size_t n_wide, float *x)
+{
+    const float scale = 1 / (1 - net->dropout);
+    for (size_t i = 0; i < n_wide && net->dropout > 0; i++) {
+        uint64_t state = net->seed + i * 0x9e3779b97f4a7c15u;
+        x[i] *= butler_random_float(&state) < net->dropout ? 0 : scale;
+    }
+}
+
 static void input(struct butler_net *net, int producer, const float *h)
 {
     (void)producer;
@@ -95,6 +106,7 @@ static void input(struct butler_net *net, int producer, const float *h)
     butler_gelu(n_up, net->up, net->gelu);
     linear(net, "ffn_down", net->gelu, net->wide);
     add_bias(net, "ffn_down", net->wide);
+    drop_out(net, n_wide, net->wide);
     for (size_t i = 0; i < n_wide; i++)
         net->wide[i] += net->input[i];
     butler_net_gather(net, net->wide, s->n_embd, s->n_embd, net->asked);
@@ -112,6 +124,7 @@ static void back(struct butler_net *net)
     for (int r = 0; r < net->n_queries; r++)
         net->loops->add(net->dwide + (size_t)net->at[r] * (size_t)s->n_embd, net->dasked + (size_t)r * (size_t)s->n_embd,
                         s->n_embd);
+    drop_out(net, (size_t)net->n * (size_t)s->n_embd, net->dwide);
     add_bias_back(net, "ffn_down", net->dwide);
     linear_back(net, "ffn_down", net->gelu, net->dwide, net->dup, false);
     butler_gelu_back((size_t)net->n * 2 * (size_t)s->n_inner, net->up, net->dup, net->dup);

@@ -24,6 +24,7 @@ struct butler_train_params {
     int length;            /* tokens of a text */
     int n_uses;            /* steps in which a text is used once the model has read it */
     int n_queries;         /* of a text, that the loss sees: a random sample, another in every step; 0: all */
+    float dropout;         /* version 1, while it trains: see net.h */
     int batch, accumulate; /* texts whose gradients are summed together, over all processes; number of such sums per step */
     int64_t n_tokens;      /* to train on, if adam.n_steps is 0; both 0: all data once */
     int n_valid_texts;
@@ -31,6 +32,9 @@ struct butler_train_params {
     uint64_t seed;
     int n_threads; /* of this process */
 };
+
+/* The fit has passed over n of n_all batches. */
+typedef void butler_fit_progress_fn(void *user, int n, int n_all);
 
 struct butler_trainer {
     struct butler_engine *engine; /* borrowed */
@@ -43,9 +47,14 @@ struct butler_trainer {
     struct butler_data data;
     struct butler_predictor *predictor;
     bool to_fit; /* before the first step */
+    butler_fit_progress_fn *progress; /* while it is fitted; NULL: nobody asks */
+    void *user;
+    int n_fitted; /* batches that the fit has passed over */
     struct butler_adamw adam;
     int64_t n_texts, n_tokens; /* used so far, over all processes: a text counts as often as it was used */
     double loss;               /* of the last step */
+    double batch_s[2];         /* time of this process's batches: those whose texts were kept, those that the model read */
+    int64_t n_batches[2];
     /* This process takes texts [first_text, first_text + n_local) of each batch. */
     int first_text, n_local;
     /* Texts whose states are kept take turns: with n_uses = 1 one for each text of a batch, else BUTLER_TRAIN_KEPT. */
@@ -69,10 +78,15 @@ void butler_trainer_free(struct butler_trainer *trainer);
 struct butler_train_report {
     int64_t step, n_steps, n_tokens, n_skipped;
     double loss, rate, norm;
+    double seconds_left; /* of the steps that follow, by the time of those before; negative: not known yet */
     bool skipped;
 };
 
-/* Runs the next step. Returns 1, 0 after the last step (and does nothing), or a negative code. */
+/* The least squares that a new predictor of version 2 begins with (fit.h), where it has not begun; otherwise nothing. Returns 1 if
+ * it was fitted now, 0, or a negative code. progress is called after each batch of texts, by this thread. */
+int butler_trainer_begin(struct butler_trainer *trainer, butler_fit_progress_fn *progress, void *user, struct butler_error *err);
+
+/* Runs the next step, and butler_trainer_begin before the first. Returns 1, 0 after the last step (and does nothing), or a negative code. */
 int butler_trainer_step(struct butler_trainer *trainer, struct butler_train_report *report, struct butler_error *err);
 
 /* Loss and measures (sums, see loss.h) on the held-out texts, by this process alone. */

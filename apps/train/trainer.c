@@ -277,6 +277,7 @@ static void run_text(void *context, int i, int thread)
         return;
     net->grads = train ? trainer->grads[i] : NULL;
     net->weight = 1.0f / (float)(params->batch * params->accumulate);
+    net->dropout = train ? params->dropout : 0;
     net->measure_step = train ? 0 : BUTLER_MAX(params->length / 64, 1);
     if (train)
         memset(net->grads, 0, n_summed(trainer) * sizeof(float));
@@ -345,6 +346,9 @@ int butler_trainer_sum(struct butler_trainer *trainer, butler_text_fn *add, void
             code = trainer->reduce->sum(trainer->reduce, (const float *const *)sum.parts, trainer->n_local, part, n, err);
         for (size_t i = 0; i < n && code == 0; i++)
             total[i] += part[i];
+        trainer->n_fitted++;
+        if (trainer->progress)
+            trainer->progress(trainer->user, trainer->n_fitted, BUTLER_FIT_PASSES * BUTLER_TRAIN_KEPT);
     }
     for (int i = 0; i < trainer->n_local && sum.parts; i++)
         free(sum.parts[i]);
@@ -353,15 +357,43 @@ int butler_trainer_sum(struct butler_trainer *trainer, butler_text_fn *add, void
     return code;
 }
 
+/* Whether the texts of this batch have to be read by the model: the first ones of a round. */
+static bool reads(const struct butler_trainer *trainer, int64_t number)
+{
+    return number % (trainer->n_kept * trainer->params.n_uses) < trainer->n_kept;
+}
+
+/* What the batches that are left will take. Steps that read take much longer than others, so both kinds are counted apart. */
+static double seconds_left(const struct butler_trainer *trainer)
+{
+    const struct butler_train_params *params = &trainer->params;
+    const int64_t end = params->adam.n_steps * params->accumulate;
+    int64_t n_left[2] = {0, 0};
+    double seconds = 0;
+    for (int64_t number = trainer->n_texts / params->batch; number < end; number++)
+        n_left[reads(trainer, number)]++;
+    for (int kind = 0; kind < 2; kind++) {
+        if (n_left[kind] > 0 && trainer->n_batches[kind] == 0)
+            return -1;
+        if (n_left[kind] > 0)
+            seconds += (double)n_left[kind] * trainer->batch_s[kind] / (double)trainer->n_batches[kind];
+    }
+    return seconds;
+}
+
 /* One batch into trainer->sum: the gradient, then losses and token counts of its texts. */
 static int run_batch(struct butler_trainer *trainer, struct butler_error *err)
 {
     const size_t n_weights = trainer->predictor->n_weights;
     const int n_batch = trainer->params.batch;
     struct batch batch = {trainer, trainer->n_texts / n_batch};
+    const bool read = reads(trainer, batch.number);
+    const double started = butler_seconds();
     const int code = run_texts(&batch, trainer->n_local, err);
     if (code < 0)
         return code;
+    trainer->batch_s[read] += butler_seconds() - started;
+    trainer->n_batches[read]++;
     for (int i = 0; i < trainer->n_local; i++) {
         trainer->grads[i][n_weights + (size_t)(trainer->first_text + i)] = (float)trainer->results[i].loss;
         trainer->grads[i][n_weights + (size_t)(n_batch + trainer->first_text + i)] = (float)trainer->results[i].n_tokens;
@@ -370,18 +402,26 @@ static int run_batch(struct butler_trainer *trainer, struct butler_error *err)
                                 n_summed(trainer), err);
 }
 
+int butler_trainer_begin(struct butler_trainer *trainer, butler_fit_progress_fn *progress, void *user, struct butler_error *err)
+{
+    if (!trainer->to_fit || trainer->adam.step > 0)
+        return 0;
+    trainer->progress = progress;
+    trainer->user = user;
+    const int code = butler_fit(trainer, &trainer->loops, err);
+    trainer->to_fit = code < 0;
+    return code < 0 ? code : 1;
+}
+
 int butler_trainer_step(struct butler_trainer *trainer, struct butler_train_report *report, struct butler_error *err)
 {
     const size_t n_weights = trainer->predictor->n_weights, n = n_summed(trainer);
     const int n_batch = trainer->params.batch, n_accumulate = trainer->params.accumulate;
     if (trainer->adam.step >= trainer->params.adam.n_steps)
         return 0;
-    if (trainer->to_fit && trainer->adam.step == 0) {
-        const int code = butler_fit(trainer, &trainer->loops, err);
-        if (code < 0)
-            return code;
-        trainer->to_fit = false;
-    }
+    const int begun = butler_trainer_begin(trainer, NULL, NULL, err);
+    if (begun < 0)
+        return begun;
     double loss = 0, n_tokens = 0;
     memset(trainer->total, 0, n * sizeof *trainer->total);
     for (int a = 0; a < n_accumulate; a++) {
@@ -405,6 +445,7 @@ int butler_trainer_step(struct butler_trainer *trainer, struct butler_train_repo
     report->n_steps = trainer->params.adam.n_steps;
     report->n_tokens = trainer->n_tokens;
     report->n_skipped = trainer->adam.n_skipped;
+    report->seconds_left = seconds_left(trainer);
     return 1;
 }
 

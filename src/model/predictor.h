@@ -97,8 +97,8 @@ struct butler_predictor {
     uint64_t run_bytes;                    /* of all matrices in the type in which they are run */
 };
 
-/* Default sizes of a new predictor for this model: E' = E/8 in heads of 32 (or one head, if E' is not a multiple of 32),
- * n_mid = E/4 in [64, 1024], d = 16 (32 from E = 4096 on), one key per KV head, stride 4, the model's rope base, fast pairs
+/* Default sizes of a new predictor for this model: E' = E/8 in as many heads as the model has (or one, if they would not be
+ * even), n_mid = E/4 in [64, 1024], d = 16 (32 from E = 4096 on), one key per KV head, stride 4, the model's rope base, fast pairs
  * rotated (version 2: if the model rotates). The caller may change them before butler_predictor_new. */
 struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_model *model, int version);
 

@@ -34,7 +34,7 @@ struct butler_predictor_sizes butler_predictor_sizes_for(const struct butler_mod
     };
     if (version == 1) {
         sizes.n_inner = BUTLER_MAX(hp->n_embd / 8 / 2 * 2, 2);
-        sizes.n_inner_heads = sizes.n_inner % 32 == 0 ? sizes.n_inner / 32 : 1;
+        sizes.n_inner_heads = sizes.n_inner % (2 * hp->n_heads) == 0 ? hp->n_heads : 1;
         sizes.rope_base = hp->rope_theta > 0 ? hp->rope_theta : 10000;
     } else
         sizes.stride = 4;
