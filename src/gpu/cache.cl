@@ -7,10 +7,22 @@
 
 /* ------------------------------------------------------------------------------------------------------ rows */
 
-/* Element d of a row of type 0: F16, 1: F32, as enum butler_kv_type. */
-static float load_row(const GLOBAL uchar *row, int type, int d)
+/* How keys and values of a KV head are stored: in a type (0: F16, 1: F32, 2: Q8_0, as enum butler_kv_type), `bytes` a row of dim
+ * numbers. Of Q8_0 keys rows hold H k - shift (kv.h): H the Hadamard transform of pieces of `piece` channels, scaled; piece 1: rows
+ * hold keys as they are. */
+struct rows {
+    int type, bytes, dim, piece;
+    float piece_scale;
+};
+#define ROWS int type, int row_bytes, int dim, int piece, float piece_scale
+#define ROWS_GIVEN {type, row_bytes, dim, piece, piece_scale}
+
+static float load_row(struct rows r, const GLOBAL uchar *row, int d)
 {
-    return type == 0 ? LOAD_HALF(row + 2 * d) : ((const GLOBAL float *)row)[d];
+    const GLOBAL uchar *block = row + d / 32 * 34;
+    if (r.type == 2)
+        return LOAD_HALF(block) * (float)(block[2 + d % 32] < 128 ? block[2 + d % 32] : block[2 + d % 32] - 256);
+    return r.type == 0 ? LOAD_HALF(row + 2 * d) : ((const GLOBAL float *)row)[d];
 }
 
 /* Which row of the pool a slot is: a key and a value at 2 row_bytes times this. EXTENT_TOKENS: BUTLER_EXTENT_TOKENS. */
@@ -20,55 +32,128 @@ static uint row_of(const GLOBAL uint *table, uint slot)
     return table[slot / EXTENT_TOKENS] * EXTENT_TOKENS + slot % EXTENT_TOKENS;
 }
 
-/* Writes x[dim] as a row of type 0 or 1. */
-static void store_row(GLOBAL uchar *row, int type, const GLOBAL float *x, int dim)
+/* 32 numbers as a block of Q8_0, by the operations of butler_quantize_row. */
+static void store_block(GLOBAL uchar *block, const LOCAL float *x)
 {
-    for (int d = THREAD; d < dim; d += THREADS) {
-        if (type == 0)
+    float most = 0;
+    bool finite = true;
+    for (int i = 0; i < 32; i++) {
+        most = fabs(x[i]) > most ? fabs(x[i]) : most;
+        finite = finite && (FLOAT_TO_BITS(x[i]) & 0x7f800000u) != 0x7f800000u;
+    }
+    const float d = most / 127, inverse = d != 0 ? 1 / d : 0;
+    STORE_HALF(block, finite ? d : BITS_TO_FLOAT(0x7fc00000u));
+    for (int i = 0; i < 32; i++)
+        block[2 + i] = finite ? (uchar)((int)fmax(fmin(round(x[i] * inverse), 127.0f), -127.0f) & 255) : 0;
+}
+
+/* Writes x[dim], which the group shares, as a row. */
+static void store_row(struct rows r, GLOBAL uchar *row, const LOCAL float *x)
+{
+    for (int b = THREAD; b < r.dim / 32 && r.type == 2; b += THREADS)
+        store_block(row + b * 34, x + b * 32);
+    for (int d = THREAD; d < r.dim && r.type != 2; d += THREADS) {
+        if (r.type == 0)
             STORE_HALF(row + 2 * d, x[d]);
         else
             ((GLOBAL float *)row)[d] = x[d];
     }
 }
 
+/* x[n], which the group shares, becomes H x, by the operations of butler_hadamard.
+ * Barriers are in no branch, and in no loop that may have no pass: PoCL compiles what follows once for each way there is. */
+static void hadamard(struct rows r, LOCAL float *x, int n)
+{
+    int half_piece = 1;
+    do {
+        BARRIER();
+        for (int i = THREAD; i < n / 2 && half_piece < r.piece; i += THREADS) {
+            const int j = i / half_piece * 2 * half_piece + i % half_piece;
+            const float a = x[j], b = x[j + half_piece];
+            x[j] = a + b;
+            x[j + half_piece] = a - b;
+        }
+        half_piece *= 2;
+    } while (half_piece < r.piece);
+    BARRIER();
+    for (int i = THREAD; i < n && r.piece > 1; i += THREADS)
+        x[i] *= r.piece_scale;
+    BARRIER();
+}
+
+/* A key and a value into a row of the pool. shift may be NULL. */
+static void append_row(struct rows r, LOCAL float *x, GLOBAL uchar *row, const GLOBAL float *k, const GLOBAL float *v,
+                       const GLOBAL float *shift)
+{
+    for (int d = THREAD; d < r.dim; d += THREADS)
+        x[d] = k[d];
+    hadamard(r, x, r.dim);
+    for (int d = THREAD; d < r.dim && shift; d += THREADS)
+        x[d] -= shift[d];
+    BARRIER();
+    store_row(r, row, x);
+    BARRIER();
+    for (int d = THREAD; d < r.dim; d += THREADS)
+        x[d] = v[d];
+    BARRIER();
+    store_row(r, row + r.bytes, x);
+    BARRIER();
+}
+
+/* What keys of KV head `head` are stored less. */
+#define SHIFT_OF(head) (GIVEN(shifts) ? AT(float, shifts) + (head)*dim : 0)
+
 /* Writes k, v [n][n_kv_heads][dim] into slots from `first` on. Groups: n x n_kv_heads. table: that of the layer's first KV head,
  * others table_stride numbers apart. */
-KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), int table_stride, int row_bytes, int type, int dim, int n_kv_heads,
-              int first)
+KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts), int table_stride, ROWS, int n_kv_heads, int first)
 {
+    SHARED float x[MOST_DIM];
+    const struct rows r = ROWS_GIVEN;
     const int t = GROUP(0), head = GROUP(1);
     const ulong from = (ulong)(t * n_kv_heads + head) * (ulong)dim;
     const uint to = row_of(AT(uint, table) + head * table_stride, (uint)(first + t));
-    GLOBAL uchar *row = AT(uchar, pool) + (ulong)to * (ulong)(2 * row_bytes);
-    store_row(row, type, AT(float, k) + from, dim);
-    store_row(row + row_bytes, type, AT(float, v) + from, dim);
+    append_row(r, x, AT(uchar, pool) + (ulong)to * (ulong)(2 * row_bytes), AT(float, k) + from, AT(float, v) + from,
+               SHIFT_OF(head));
 }
 
 /* The record of metric page_bounds, {half max[dim], half min[dim]}, of page p of a KV head with n slots, from its stored keys. */
-static void bound_page(GLOBAL uchar *records, const GLOBAL uchar *pool, const GLOBAL uint *table, int row_bytes, int type, int dim,
-                       int page, int p, int n)
+static void bound_page(struct rows r, LOCAL float *x, GLOBAL uchar *records, const GLOBAL uchar *pool, const GLOBAL uint *table,
+                       const GLOBAL float *shift, int page, int p, int n)
 {
+    float max[MOST_DIM / THREADS], min[MOST_DIM / THREADS];
     const int end = (p + 1) * page < n ? (p + 1) * page : n;
-    GLOBAL uchar *record = records + (ulong)p * (ulong)(4 * dim);
-    for (int d = THREAD; d < dim; d += THREADS) {
-        float max = -65504, min = 65504;
-        for (int slot = p * page; slot < end; slot++) {
-            const float x = load_row(pool + (ulong)row_of(table, (uint)slot) * (ulong)(2 * row_bytes), type, d);
-            max = fmax(max, x);
-            min = fmin(min, x);
+    GLOBAL uchar *record = records + (ulong)p * (ulong)(4 * r.dim);
+    int slot = p * page;
+    for (int i = 0; i < MOST_DIM / THREADS; i++) {
+        max[i] = -65504;
+        min[i] = 65504;
+    }
+    do {
+        const GLOBAL uchar *key = pool + (ulong)row_of(table, (uint)slot) * (ulong)(2 * r.bytes);
+        for (int d = THREAD; d < r.dim; d += THREADS)
+            x[d] = load_row(r, key, d) + (shift ? shift[d] : 0.0f);
+        hadamard(r, x, r.dim); /* its own inverse */
+        for (int d = THREAD; d < r.dim; d += THREADS) {
+            max[d / THREADS] = fmax(max[d / THREADS], x[d]);
+            min[d / THREADS] = fmin(min[d / THREADS], x[d]);
         }
-        STORE_HALF(record + 2 * d, fmin(max, 65504.0f));
-        STORE_HALF(record + 2 * (dim + d), fmax(min, -65504.0f));
+        BARRIER();
+    } while (++slot < end);
+    for (int d = THREAD; d < r.dim; d += THREADS) {
+        STORE_HALF(record + 2 * d, fmin(max[d / THREADS], 65504.0f));
+        STORE_HALF(record + 2 * (r.dim + d), fmax(min[d / THREADS], -65504.0f));
     }
 }
 
 /* Records of pages from `first` on. Groups: pages x n_kv_heads. */
-KERNEL bound_pages(BUFFER(records), BUFFER(pool), BUFFER(table), ulong records_stride, int table_stride, int row_bytes, int type,
-                   int dim, int page, int first, int n)
+KERNEL bound_pages(BUFFER(records), BUFFER(pool), BUFFER(table), BUFFER(shifts), ulong records_stride, int table_stride, ROWS,
+                   int page, int first, int n)
 {
+    SHARED float x[MOST_DIM];
+    const struct rows r = ROWS_GIVEN;
     const int head = GROUP(1);
-    bound_page(AT(uchar, records) + (ulong)head * records_stride, AT(uchar, pool), AT(uint, table) + head * table_stride, row_bytes,
-               type, dim, page, first + GROUP(0), n);
+    bound_page(r, x, AT(uchar, records) + (ulong)head * records_stride, AT(uchar, pool), AT(uint, table) + head * table_stride,
+               SHIFT_OF(head), page, first + GROUP(0), n);
 }
 
 /* ---------------------------------------------------------------------------------------------------- scores */
@@ -95,26 +180,30 @@ KERNEL score_pages(BUFFER(scores), BUFFER(q), BUFFER(records), ulong score_strid
     AT(float, scores)[(ulong)head * score_stride + (ulong)p] = score_page(record, AT(float, q) + head * dim, dim, by_max);
 }
 
-/* scores[head][i] = q . key of slot first + i. Groups: blocks of THREADS slots x n_heads. */
-KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), ulong score_stride, int table_stride, int row_bytes,
-                  int type, int dim, int group, int first, int n)
+/* scores[head][i] = q . key of slot first + i, less q . shift. Groups: blocks of THREADS slots x n_heads. */
+KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), ulong score_stride, int table_stride, ROWS, int group,
+                  int first, int n)
 {
+    SHARED float x[MOST_DIM];
+    const struct rows r = ROWS_GIVEN;
     const int i = GROUP(0) * THREADS + THREAD, head = GROUP(1);
+    for (int d = THREAD; d < dim; d += THREADS)
+        x[d] = AT(float, q)[head * dim + d];
+    hadamard(r, x, dim);
     if (i >= n)
         return;
     const GLOBAL uint *own = AT(uint, table) + head / group * table_stride;
     const GLOBAL uchar *key = AT(uchar, pool) + (ulong)row_of(own, (uint)(first + i)) * (ulong)(2 * row_bytes);
     float score = 0;
     for (int d = 0; d < dim; d++)
-        score = fma(AT(float, q)[head * dim + d], load_row(key, type, d), score);
+        score = fma(x[d], load_row(r, key, d), score);
     AT(float, scores)[(ulong)head * score_stride + (ulong)i] = score;
 }
 
 /* ------------------------------------------------------------------------------------------------- selection */
 
 /* Rows of n_heads query heads -> the first of them: logarithms of each row's softmax beside its learned sink, their highest or the
- * logarithm of their mean. One row stays as it is. sinks may be NULL.
- * Barriers are in no branch, and in no loop that may have no pass: PoCL compiles what follows once for each way there is. */
+ * logarithm of their mean. One row stays as it is. sinks may be NULL. */
 static void reduce_rows(LOCAL float *shared, GLOBAL float *rows, ulong stride, const GLOBAL float *sinks, int n_heads, int n,
                         float scale, int mean)
 {
@@ -273,16 +362,16 @@ KERNEL repeat(BUFFER(slots), BUFFER(counts), BUFFER(noted), ulong list_stride, u
 
 /* ------------------------------------------------------------------------------------------------- attention */
 
-/* Heads, rows and types that attention over a list goes by. */
+/* Heads and rows that attention over a list goes by. */
 struct attention {
-    int dim, n_q; /* n_q: query heads of this group, of one KV head */
-    int type, row_bytes;
+    struct rows rows;
+    int n_q; /* query heads of this group, of one KV head */
     float scale, softcap; /* softcap 0: none */
 };
 
 /* What a group shares while it attends. */
 struct attending {
-    LOCAL float *q;    /* [MOST_HEADS][dim] scaled */
+    LOCAL float *q;    /* [MOST_HEADS][dim] scaled, as stored keys meet them */
     LOCAL float *s;    /* [MOST_HEADS][SLICE] */
     LOCAL float *some; /* [THREADS] */
     LOCAL uint *rows;  /* [SLICE] */
@@ -290,9 +379,9 @@ struct attending {
 
 static void load_queries(struct attending g, struct attention a, const GLOBAL float *q)
 {
-    for (int i = THREAD; i < a.n_q * a.dim; i += THREADS)
+    for (int i = THREAD; i < a.n_q * a.rows.dim; i += THREADS)
         g.q[i] = q[i] * a.scale;
-    BARRIER();
+    hadamard(a.rows, g.q, a.n_q * a.rows.dim);
 }
 
 /* Attention over m <= SLICE slots: those of a list, or (NULL) first, first + 1, ...: partial[n_q][partial_stride] gets the sum of
@@ -300,17 +389,17 @@ static void load_queries(struct attending g, struct attention a, const GLOBAL fl
 static void attend_slice(struct attending g, struct attention a, const GLOBAL uchar *pool, const GLOBAL uint *table,
                          const GLOBAL uint *slots, int first, int m, GLOBAL float *partial, ulong partial_stride)
 {
-    const int lanes = THREADS / MOST_HEADS, head = THREAD / lanes, lane = THREAD % lanes;
+    const int lanes = THREADS / MOST_HEADS, head = THREAD / lanes, lane = THREAD % lanes, dim = a.rows.dim;
     float acc[MOST_HEADS], max = -INFINITY, sum = 0;
     for (int t = THREAD; t < m; t += THREADS) {
         g.rows[t] = row_of(table, slots ? slots[t] : (uint)(first + t));
-        const GLOBAL uchar *key = pool + (ulong)g.rows[t] * (ulong)(2 * a.row_bytes);
+        const GLOBAL uchar *key = pool + (ulong)g.rows[t] * (ulong)(2 * a.rows.bytes);
         for (int h = 0; h < MOST_HEADS; h++)
             acc[h] = 0;
-        for (int d = 0; d < a.dim; d++) {
-            const float k = load_row(key, a.type, d);
+        for (int d = 0; d < dim; d++) {
+            const float k = load_row(a.rows, key, d);
             for (int h = 0; h < a.n_q; h++)
-                acc[h] = fma(k, g.q[h * a.dim + d], acc[h]);
+                acc[h] = fma(k, g.q[h * dim + d], acc[h]);
         }
         for (int h = 0; h < a.n_q; h++)
             g.s[h * SLICE + t] = a.softcap > 0 ? a.softcap * tanh(acc[h] / a.softcap) : acc[h];
@@ -333,14 +422,14 @@ static void attend_slice(struct attending g, struct attention a, const GLOBAL uc
     if (lane == 0 && head < a.n_q) {
         for (int i = 1; i < lanes; i++)
             sum += g.some[head * lanes + i];
-        partial[(ulong)head * partial_stride + (ulong)a.dim] = max;
-        partial[(ulong)head * partial_stride + (ulong)a.dim + 1] = sum;
+        partial[(ulong)head * partial_stride + (ulong)dim] = max;
+        partial[(ulong)head * partial_stride + (ulong)dim + 1] = sum;
     }
-    for (int d = THREAD; d < a.dim; d += THREADS) {
+    for (int d = THREAD; d < dim; d += THREADS) {
         for (int h = 0; h < MOST_HEADS; h++)
             acc[h] = 0;
         for (int t = 0; t < m; t++) {
-            const float v = load_row(pool + (ulong)g.rows[t] * (ulong)(2 * a.row_bytes) + a.row_bytes, a.type, d);
+            const float v = load_row(a.rows, pool + (ulong)g.rows[t] * (ulong)(2 * a.rows.bytes) + a.rows.bytes, d);
             for (int h = 0; h < a.n_q; h++)
                 acc[h] = fma(g.s[h * SLICE + t], v, acc[h]);
         }
@@ -377,15 +466,14 @@ static void merge_slices(const GLOBAL float *partial, int n_slices, int dim, flo
 
 /* partial[row][head][slice][dim + 2]. Groups: query heads by n_q x slices x rows. list_heads: query heads of a list. */
 KERNEL attend(BUFFER(partial), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER(slots), BUFFER(counts), ulong list_stride,
-              int table_stride, int n_heads, int group, int list_heads, int n_q, int dim, int type, int row_bytes, float softcap,
-              int own, int window, int n_slices)
+              int table_stride, int n_heads, int group, int list_heads, int n_q, ROWS, float softcap, int own, int window, int n_slices)
 {
     SHARED float queries[MOST_HEADS * MOST_DIM];
     SHARED float weights[MOST_HEADS * SLICE];
     SHARED float some[THREADS];
     SHARED uint rows[SLICE];
     const struct attending g = {queries, weights, some, rows};
-    const struct attention a = {dim, n_q, type, row_bytes, 1 / sqrt((float)dim), softcap};
+    const struct attention a = {ROWS_GIVEN, n_q, 1 / sqrt((float)dim), softcap};
     const int head = GROUP(0) * n_q, slice = GROUP(1), row = GROUP(2), list = head / list_heads;
     COUNT_OF(row, list);
     const int left = count - slice * SLICE, m = left < SLICE ? left : SLICE;

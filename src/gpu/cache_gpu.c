@@ -11,18 +11,30 @@ struct layer {
     const struct butler_layer_state *state;
     const struct butler_kv *kv;
     const struct butler_kv_head *head; /* the first */
+    const float *shifts;               /* of the layer's keys, or NULL */
     int table_stride, group, n;        /* n: slots, of every head */
+    int piece;                         /* channels that the Hadamard transform of stored keys takes together; 1: there is none */
+    float piece_scale;
 };
+
+/* ROWS of cache.cl. */
+#define ROWS "iiiif"
+#define ROWS_OF(l) (int)(l)->kv->type, (int)(l)->kv->row_bytes, (l)->kv->head_dim, (l)->piece, (double)(l)->piece_scale
 
 static struct layer layer_of(struct butler_backend *backend, const struct butler_layer_state *state)
 {
-    const struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, 0);
+    const struct butler_kv *kv = state->kv;
+    const struct butler_kv_head *head = butler_kv_at(kv, state->layer, 0);
+    const int piece = kv->hadamard ? kv->head_dim & -kv->head_dim : 1;
     return (struct layer){.gpu = (struct butler_gpu *)backend,
                           .state = state,
-                          .kv = state->kv,
+                          .kv = kv,
                           .head = head,
-                          .table_stride = state->kv->n_kv_heads > 1 ? (int)(head[1].table - head[0].table) : 0,
-                          .group = state->n_heads / state->kv->n_kv_heads,
+                          .shifts = kv->key_shifts ? kv->key_shifts + state->layer * kv->n_kv_heads * kv->head_dim : NULL,
+                          .piece = piece,
+                          .piece_scale = 1 / sqrtf((float)piece),
+                          .table_stride = kv->n_kv_heads > 1 ? (int)(head[1].table - head[0].table) : 0,
+                          .group = state->n_heads / kv->n_kv_heads,
                           .n = head->n_slots};
 }
 
@@ -47,9 +59,9 @@ static void gpu_summarise(struct butler_backend *backend, const struct butler_la
     if (!bounds_pages(state->plan) || first >= l.n)
         return;
     first /= page;
-    butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, page) - first, l.kv->n_kv_heads, 1, "bbbliiiiiii",
-                      l.head->records, l.kv->pool, l.head->table, (uint64_t)l.kv->records_stride, l.table_stride,
-                      (int)l.kv->row_bytes, (int)l.kv->type, l.kv->head_dim, page, first, l.n);
+    butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, page) - first, l.kv->n_kv_heads, 1, "bbbbli" ROWS "iii",
+                      l.head->records, l.kv->pool, l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride,
+                      ROWS_OF(&l), page, first, l.n);
     count_bounds(&l, first * page);
 }
 
@@ -57,8 +69,8 @@ static void gpu_append(struct butler_backend *backend, const struct butler_layer
                        int n)
 {
     const struct layer l = layer_of(backend, state);
-    butler_gpu_launch(l.gpu, GPU_append, n, l.kv->n_kv_heads, 1, "bbbbiiiiii", l.kv->pool, l.head->table, k, v, l.table_stride,
-                      (int)l.kv->row_bytes, (int)l.kv->type, l.kv->head_dim, l.kv->n_kv_heads, l.n - n);
+    butler_gpu_launch(l.gpu, GPU_append, n, l.kv->n_kv_heads, 1, "bbbbbi" ROWS "ii", l.kv->pool, l.head->table, k, v, l.shifts,
+                      l.table_stride, ROWS_OF(&l), l.kv->n_kv_heads, l.n - n);
     if (state->summarise_from < INT32_MAX)
         gpu_summarise(backend, state, state->summarise_from);
 }
@@ -76,9 +88,8 @@ static void gpu_score(struct butler_backend *backend, const struct butler_layer_
                           (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n,
                           state->plan->values[1] != 0);
     else
-        butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, "bbbbliiiiiii", work->scores, q, l.kv->pool,
-                          l.head->table, (uint64_t)work->score_stride, l.table_stride, (int)l.kv->row_bytes, (int)l.kv->type,
-                          l.kv->head_dim, l.group, 0, n);
+        butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, "bbbbli" ROWS "iii", work->scores, q, l.kv->pool,
+                          l.head->table, (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group, 0, n);
     state->traffic->metric_bytes +=
         (uint64_t)n * (uint64_t)l.kv->n_kv_heads * (bounds_pages(state->plan) ? l.kv->record_bytes : l.kv->row_bytes);
 }
@@ -150,11 +161,10 @@ static void attend_rows(const struct layer *l, const float *q, float *out, int n
     for (int first = 0, m; first < n; first += m) {
         const int own = l->n - n + first;
         m = BUTLER_MIN(n - first, at_once);
-        butler_gpu_launch(l->gpu, GPU_attend, n_heads / n_q, n_slices, m, "bbbbbbliiiiiiiifiii", work->block,
+        butler_gpu_launch(l->gpu, GPU_attend, n_heads / n_q, n_slices, m, "bbbbbbliiiii" ROWS "fiii", work->block,
                           q + (size_t)first * row, l->kv->pool, l->head->table, lists ? lists->memory : NULL,
                           lists ? lists->n : NULL, (uint64_t)(lists ? lists->stride : 0), l->table_stride, n_heads, l->group,
-                          list_heads, n_q, dim, (int)l->kv->type, (int)l->kv->row_bytes, (double)state->softcap, own, window,
-                          n_slices);
+                          list_heads, n_q, ROWS_OF(l), (double)state->softcap, own, window, n_slices);
         butler_gpu_launch(l->gpu, GPU_merge, n_heads, m, 1, "bbbbiiiiii", out + (size_t)first * row, work->block,
                           lists ? lists->n : NULL, state->sinks, list_heads, dim, n_heads, own, window, n_slices);
     }
@@ -199,13 +209,13 @@ static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butl
     const int n_kv_heads = l.kv->n_kv_heads, page = plan->unit, from = state->summarise_from;
     if (!plan->fused || !span->selects || !bounds_pages(plan) || lists.n_lists != n_kv_heads || l.group > GPU_MOST_HEADS)
         return false;
-    butler_gpu_launch(l.gpu, GPU_retrieve_pages, n_kv_heads, 1, 1, "bbbbbbbbbbbbblllliiiiiiiiiiiffiii", span->out, span->q, span->k,
-                      span->v, l.kv->pool, l.head->table, l.head->records, work->scores, lists.memory, lists.n, noted_of(state),
-                      state->sinks, work->block, (uint64_t)l.kv->records_stride, (uint64_t)work->score_stride,
-                      (uint64_t)lists.stride, (uint64_t)(2 * state->selection->words), l.table_stride, (int)l.kv->row_bytes,
-                      (int)l.kv->type, l.kv->head_dim, l.group, l.n, from < l.n ? from / page : BUTLER_CEIL_DIV(l.n, page), page,
-                      c->budget, c->first, c->last, (double)(1 / sqrtf((float)l.kv->head_dim)), (double)state->softcap,
-                      plan->values[1] != 0, plan->reduction.mean, BUTLER_CEIL_DIV(l.n, GPU_SLICE));
+    butler_gpu_launch(l.gpu, GPU_retrieve_pages, n_kv_heads, 1, 1, "bbbbbbbbbbbbbblllli" ROWS "iiiiiiiffiii", span->out, span->q,
+                      span->k, span->v, l.kv->pool, l.head->table, l.head->records, work->scores, lists.memory, lists.n,
+                      noted_of(state), state->sinks, work->block, l.shifts, (uint64_t)l.kv->records_stride,
+                      (uint64_t)work->score_stride, (uint64_t)lists.stride, (uint64_t)(2 * state->selection->words), l.table_stride,
+                      ROWS_OF(&l), l.group, l.n, BUTLER_MIN(from, l.n - 1) / page, page, c->budget, c->first, c->last,
+                      (double)(1 / sqrtf((float)l.kv->head_dim)), (double)state->softcap, plan->values[1] != 0,
+                      plan->reduction.mean, BUTLER_CEIL_DIV(l.n, GPU_SLICE));
     count_bounds(&l, from);
     state->traffic->metric_bytes += (uint64_t)c->n_units * (uint64_t)n_kv_heads * l.kv->record_bytes;
     count_lists(state, &span->selecting[0], n_kv_heads, l.n);
@@ -247,9 +257,9 @@ static void gpu_exact_weights(struct butler_backend *backend, const struct butle
     const int dim = l.kv->head_dim, first = l.n - exact->n;
     float *rows = exact->scores ? exact->scores : exact->weights;
     butler_gpu_stage(l.gpu, q, 0, (size_t)(state->n_heads * dim) * sizeof *q);
-    butler_gpu_launch(l.gpu, GPU_score_keys, BUTLER_CEIL_DIV(exact->n, GPU_THREADS), state->n_heads, 1, "bsbbliiiiiii",
-                      work->scores, l.kv->pool, l.head->table, (uint64_t)work->score_stride, l.table_stride, (int)l.kv->row_bytes,
-                      (int)l.kv->type, dim, l.group, first, exact->n);
+    butler_gpu_launch(l.gpu, GPU_score_keys, BUTLER_CEIL_DIV(exact->n, GPU_THREADS), state->n_heads, 1, "bsbbli" ROWS "iii",
+                      work->scores, l.kv->pool, l.head->table, (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group,
+                      first, exact->n);
     for (int h = 0; h < state->n_heads; h++) {
         const size_t at = (size_t)h * exact->stride;
         if (rows)
@@ -274,9 +284,7 @@ static int gpu_check_plan(const struct butler_backend *backend, const struct but
     const bool known = (pages || keys) && plan->method == BUTLER_RETRIEVE && plan->share != BUTLER_SHARE_LAYER && r->logits &&
                        !r->zscores && !r->probabilities && r->weigh == BUTLER_WEIGH_NOT && r->pool == 1 && plan->scan == 0 &&
                        plan->value_norm == BUTLER_NORM_NONE;
-    if (type == BUTLER_KV_Q8_0)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                           "device opencl:%d has no kernels for --kv-type q8_0: use f16 or --device cpu", gpu->index);
+    (void)type;
     if (plan->metric && (!known || (plan->share == BUTLER_SHARE_KV && group > GPU_MOST_HEADS)))
         return butler_fail(
             err, BUTLER_ERROR_UNSUPPORTED,

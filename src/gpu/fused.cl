@@ -1,12 +1,12 @@
 /* TinyServe's Algorithm 1 (arXiv 2509.12211) in one launch: a group of threads does all of a KV head's step. It has the same bits as
  * the kernels of cache.cl one after the other, whose functions it calls. */
 
-/* Appends k, v [n_kv_heads][dim] as slot n - 1, bounds the pages from `stale` on, scores all pages for the
+/* Appends k, v [n_kv_heads][dim] as slot n - 1, bounds the pages from `stale` on, at least the last, scores all pages for the
  * head's `group` query heads, chooses some (struct choice), gathers and attends. scores, slots, counts, noted, partial are left as
  * by score_pages, choose_units and attend; out[n_heads][dim]. Groups: n_kv_heads. */
 KERNEL retrieve_pages(BUFFER(out), BUFFER(q), BUFFER(k), BUFFER(v), BUFFER(pool), BUFFER(table), BUFFER(records), BUFFER(scores),
-                      BUFFER(slots), BUFFER(counts), BUFFER(noted), BUFFER(sinks), BUFFER(partial), ulong records_stride,
-                      ulong score_stride, ulong list_stride, ulong noted_stride, int table_stride, int row_bytes, int type, int dim,
+                      BUFFER(slots), BUFFER(counts), BUFFER(noted), BUFFER(sinks), BUFFER(partial), BUFFER(shifts), ulong records_stride,
+                      ulong score_stride, ulong list_stride, ulong noted_stride, int table_stride, ROWS,
                       int group, int n, int stale, int page, int budget, int first, int last, float scale, float softcap,
                       int by_max, int mean, int n_slices)
 {
@@ -17,12 +17,12 @@ KERNEL retrieve_pages(BUFFER(out), BUFFER(q), BUFFER(k), BUFFER(v), BUFFER(pool)
     SHARED int ints[256];
     SHARED uint few[THREADS / 32];
     const struct attending g = {queries, weights, some, rows};
-    const struct attention a = {dim, group, type, row_bytes, 1 / sqrt((float)dim), softcap};
+    const struct attention a = {ROWS_GIVEN, group, 1 / sqrt((float)dim), softcap};
     const int head = GROUP(0), n_pages = (n + page - 1) / page;
     const struct choice c = {n_pages, budget, first, last, page, n};
     const GLOBAL uint *own = AT(uint, table) + head * table_stride;
     const GLOBAL float *own_q = AT(float, q) + head * group * dim;
-    const GLOBAL float *own_sinks = GIVEN(sinks) ? AT(float, sinks) + head * group : 0;
+    const GLOBAL float *shift = SHIFT_OF(head), *own_sinks = GIVEN(sinks) ? AT(float, sinks) + head * group : 0;
     GLOBAL uchar *record = AT(uchar, records) + (ulong)head * records_stride;
     GLOBAL uchar *row = AT(uchar, pool) + (ulong)row_of(own, (uint)(n - 1)) * (ulong)(2 * row_bytes);
     GLOBAL float *score = AT(float, scores) + (ulong)(head * group) * score_stride;
@@ -30,14 +30,14 @@ KERNEL retrieve_pages(BUFFER(out), BUFFER(q), BUFFER(k), BUFFER(v), BUFFER(pool)
     const ulong slice_floats = (ulong)(dim + 2), head_floats = slice_floats * (ulong)n_slices;
     GLOBAL float *sums = AT(float, partial) + (ulong)(head * group) * head_floats;
 
-    store_row(row, type, AT(float, k) + head * dim, dim);
-    store_row(row + row_bytes, type, AT(float, v) + head * dim, dim);
-    BARRIER();
-    for (int p = stale; p < n_pages; p++)
-        bound_page(record, AT(uchar, pool), own, row_bytes, type, dim, page, p, n);
+    append_row(a.rows, queries, row, AT(float, k) + head * dim, AT(float, v) + head * dim, shift);
+    int p = stale;
+    do
+        bound_page(a.rows, queries, record, AT(uchar, pool), own, shift, page, p, n);
+    while (++p < n_pages);
     BARRIER();
     for (int h = 0; h < group; h++)
-        for (int p = THREAD; p < n_pages; p += THREADS)
+        for (p = THREAD; p < n_pages; p += THREADS)
             score[(ulong)h * score_stride + (ulong)p] =
                 score_page(record + (ulong)p * (ulong)(4 * dim), own_q + h * dim, dim, by_max);
     BARRIER();

@@ -209,7 +209,7 @@ int butler_model_vector(struct butler_model *model, const struct butler_tensor *
     if (tensor->type != BUTLER_F32 && tensor->type != BUTLER_F16 && tensor->type != BUTLER_BF16)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor '%s': a vector of type %s; expected F32, F16 or BF16",
                            model->path, tensor->name, butler_types[tensor->type].name);
-    struct butler_weights *grown = realloc(model->owned_vectors, ((size_t)model->n_owned_vectors + 1) * sizeof *grown);
+    struct butler_weights *grown = realloc(model->owned_vectors, ((size_t)model->n_owned_vectors + 2) * sizeof *grown);
     if (!grown)
         return butler_fail(err, BUTLER_ERROR_MEMORY, "%.160s: tensor '%s': no memory", model->path, tensor->name);
     model->owned_vectors = grown;
@@ -528,5 +528,9 @@ struct butler_weights *butler_model_weights(const struct butler_model *model, in
     }
     for (int i = 0; weights && i < model->n_owned_vectors; i++)
         weights[(*n)++] = model->owned_vectors[i];
+    if (weights && model->key_shifts)
+        weights[(*n)++] = (struct butler_weights){
+            model->key_shifts, (size_t)(model->hp.n_layers * model->hp.n_kv_heads * model->hp.head_dim) * sizeof(float),
+            BUTLER_F32};
     return weights;
 }
