@@ -43,7 +43,7 @@ static void gpu_matmul(struct butler_backend *backend, struct butler_workspace *
 static void gpu_norm(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                      enum butler_norm kind, float eps)
 {
-    butler_gpu_launch((struct butler_gpu *)backend, GPU_norm, n, 1, 1, "bbbbiiif", y, x, v->weight, v->bias,
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_norm_rows, n, 1, 1, "bbbbiiif", y, x, v->weight, v->bias,
                       BUTLER_MAX(v->n_parts, 1), dim, (int)kind, (double)eps);
 }
 

@@ -195,7 +195,7 @@ MATMUL(matmul_8, 8)
 /* ------------------------------------------------------------------------------------------------ rows of activations */
 
 /* y[n][dim] from x[n][dim] (may be y); kind: enum butler_norm. Groups: n. */
-KERNEL norm(BUFFER(y), BUFFER(x), BUFFER(weight), BUFFER(bias), int n_parts, int dim, int kind, float eps)
+KERNEL norm_rows(BUFFER(y), BUFFER(x), BUFFER(weight), BUFFER(bias), int n_parts, int dim, int kind, float eps)
 {
     SHARED float shared[THREADS];
     const ulong at = (ulong)GROUP(0) * (ulong)dim;

@@ -1,4 +1,4 @@
-/* The dialect of kernels.cl and cache.cl as OpenCL C 1.2; the device's compiler reads this file first.
+/* The dialect of the .cl files as OpenCL C 1.2; the device's compiler reads this file first. cuda.h has the same for CUDA.
  *
  * KERNEL: a function that the host launches over a grid of groups of THREADS threads; GROUP(axis): which group of the grid; THREAD:
  * which thread of the group. GLOBAL and LOCAL qualify pointers to device memory and to what the threads of a group share, SHARED

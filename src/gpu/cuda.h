@@ -1,0 +1,36 @@
+/* The dialect of the .cl files as CUDA C++, for NVRTC with -default-device (functions without KERNEL are the device's) and
+ * -fmad=false; see opencl.h. */
+typedef unsigned char uchar;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+#define THREADS 128
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
+#define GLOBAL
+#define LOCAL
+#define SHARED __shared__
+#define GROUP(axis) ((int)((axis) == 0 ? blockIdx.x : (axis) == 1 ? blockIdx.y : blockIdx.z))
+#define THREAD ((int)threadIdx.x)
+#define BARRIER() __syncthreads()
+#define BUFFER(name) uchar *name##_base, ulong name##_at
+#define AT(type, name) ((type *)(name##_base + name##_at))
+#define GIVEN(name) (name##_base != 0)
+#define LOAD_HALF(p) load_half(p)
+#define STORE_HALF(p, x) store_half(p, x)
+#define BITS_TO_FLOAT(u) __uint_as_float(u)
+#define FLOAT_TO_BITS(f) __float_as_uint(f)
+#define ATOMIC_ADD(p, n) atomicAdd(p, n)
+#define ATOMIC_OR(p, n) atomicOr(p, n)
+#define INFINITY BITS_TO_FLOAT(0x7f800000u)
+
+/* Without cuda_fp16.h, which does not come with NVRTC. */
+static float load_half(const void *p)
+{
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(*(const unsigned short *)p));
+    return x;
+}
+
+static void store_half(void *p, float x)
+{
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(*(unsigned short *)p) : "f"(x));
+}
