@@ -240,8 +240,8 @@ static uint sortable(float f)
     return f != f ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* The k-th highest key of x[first .. end): the bound; k may be 0. Returns how many keys that equal it are among the k. Four passes, each of
- * which finds eight bits by a histogram of the keys that begin with those found before. */
+/* The k-th highest key of x[first .. end): the bound; k may be 0. Returns how many keys that equal it are among the k. Four passes,
+ * each of which finds eight bits by a histogram of the keys that begin with those found before. */
 static int kth_highest(LOCAL int *histogram, LOCAL uint *found, const GLOBAL float *x, int first, int end, int k, uint *bound)
 {
     uint prefix = 0, mask = 0;
@@ -365,7 +365,7 @@ KERNEL repeat(BUFFER(slots), BUFFER(counts), BUFFER(noted), ulong list_stride, u
 /* Heads and rows that attention over a list goes by. */
 struct attention {
     struct rows rows;
-    int n_q; /* query heads of this group, of one KV head */
+    int n_q;              /* query heads of this group, of one KV head */
     float scale, softcap; /* softcap 0: none */
 };
 
@@ -466,7 +466,8 @@ static void merge_slices(const GLOBAL float *partial, int n_slices, int dim, flo
 
 /* partial[row][head][slice][dim + 2]. Groups: query heads by n_q x slices x rows. list_heads: query heads of a list. */
 KERNEL attend(BUFFER(partial), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER(slots), BUFFER(counts), ulong list_stride,
-              int table_stride, int n_heads, int group, int list_heads, int n_q, ROWS, float softcap, int own, int window, int n_slices)
+              int table_stride, int n_heads, int group, int list_heads, int n_q, ROWS, float softcap, int own, int window,
+              int n_slices)
 {
     SHARED float queries[MOST_HEADS * MOST_DIM];
     SHARED float weights[MOST_HEADS * SLICE];

@@ -1,12 +1,12 @@
-/* TinyServe's Algorithm 1 (arXiv 2509.12211) in one launch: a group of threads does all of a KV head's step. It has the same bits as
- * the kernels of cache.cl one after the other, whose functions it calls. */
+/* TinyServe's Algorithm 1 (arXiv 2509.12211) in one launch: a group of threads does all of a KV head's step. It has the same bits
+ * as the kernels of cache.cl one after the other, whose functions it calls. */
 
 /* Appends k, v [n_kv_heads][dim] as slot n - 1, bounds the pages from `stale` on, at least the last, scores all pages for the
  * head's `group` query heads, chooses some (struct choice), gathers and attends. scores, slots, counts, noted, partial are left as
  * by score_pages, choose_units and attend; out[n_heads][dim]. Groups: n_kv_heads. */
 KERNEL retrieve_pages(BUFFER(out), BUFFER(q), BUFFER(k), BUFFER(v), BUFFER(pool), BUFFER(table), BUFFER(records), BUFFER(scores),
-                      BUFFER(slots), BUFFER(counts), BUFFER(noted), BUFFER(sinks), BUFFER(partial), BUFFER(shifts), ulong records_stride,
-                      ulong score_stride, ulong list_stride, ulong noted_stride, int table_stride, ROWS,
+                      BUFFER(slots), BUFFER(counts), BUFFER(noted), BUFFER(sinks), BUFFER(partial), BUFFER(shifts),
+                      ulong records_stride, ulong score_stride, ulong list_stride, ulong noted_stride, int table_stride, ROWS,
                       int group, int n, int stale, int page, int budget, int first, int last, float scale, float softcap,
                       int by_max, int mean, int n_slices)
 {

@@ -9,7 +9,7 @@
 #include "gpu/opencl_api.h"
 
 #define GPU_KERNELS(each)                                                                                                          \
-    each(embed) each(matmul_1) each(matmul_8) each(norm_rows) each(rope) each(activate) each(elementwise) each(gather_rows)             \
+    each(embed) each(matmul_1) each(matmul_8) each(norm_rows) each(rope) each(activate) each(elementwise) each(gather_rows)        \
         each(scatter_add) each(finite_top_k) each(append) each(bound_pages) each(score_pages) each(score_keys) each(choose_units)  \
             each(repeat) each(attend) each(merge) each(retrieve_pages)
 
