@@ -14,6 +14,7 @@ import numpy as np
 MASK = (1 << 64) - 1
 PREFILL_CUT = 256  # with prefill=evict the cache is cut where the text has a multiple of so many tokens
 SCAN_PAGE = 32  # tokens of a page that scan= chooses by bounds
+BLOCK = 64  # tokens of a sparse prompt that share a choice
 WINDOW_BLOCK = 16  # queries whose weights Scissorhands adds up
 NOTHING = 1e-12  # accumulated attention that float sums do not keep apart
 
@@ -45,6 +46,8 @@ METRICS = {"streaming": "recency", "h2o": "attention", "softprune": "attention",
            "triattention": "query_centre"}
 LOGITS = {"page_bounds", "page_stats", "one_bit", "exact", "predicted", "query_centre"}
 PAGES = {"page_bounds", "page_stats", "predicted", "one_bit"}  # predicted and one_bit: tokens have the scores
+# Slots that one record covers: a record of tokens on both sides of a block's first one would tell of later ones.
+RECORD = {"page_bounds": lambda p: p.count("page"), "page_stats": lambda p: p.count("page"), "one_bit": lambda p: p.count("g")}
 QUERY_FREE = {"recency", "key_norm", "key_diff"}
 
 # What the papers name, as methods.md has it.
@@ -552,9 +555,34 @@ class Layer:
                 self.errors.append(f"{self.p.text}: layer {self.layer}, head {head}, text of {self.n}: {ids[head]} but {actual[head]}")
         return ids
 
+    def sparse_block(self, q, first, actual):
+        """prompt=: what the last sparse block of a prompt chooses. Blocks of 64 positions, but the last of a prompt that are not whole
+        and the one before, read so many earlier tokens: the first 16, the latest 256 (a quarter of the budget at most), and units
+        by the scores that the block's first query gives them. q: queries of the text from position `first` on."""
+        start = max(self.n - BLOCK, 0) // BLOCK * BLOCK - BLOCK
+        position = max(start, first)  # a prompt that begins within a block
+        p = self.p.number("prompt")
+        tokens = int(p) if p > 1 else max(half_up(p * start), 1)
+        if start + BLOCK <= first or tokens >= start:
+            return
+        base, n, cached = position // self.page * self.page, self.n, self.cached
+        while base % RECORD.get(self.metric, lambda p: 1)(self.p):
+            base -= self.page
+        n_units = base // self.page
+        budget = min(-(-tokens // self.page), n_units)
+        sinks = min(-(-16 // self.page), budget)
+        recent = min(min(256, tokens // 4) // self.page, budget - sinks)
+        self.n, self.cached = base, [ids[:base] for ids in cached]
+        for h in range(self.n_kv):
+            heads = list(range(h * self.group, (h + 1) * self.group))
+            scores, largest = self.reduced(heads, q[position - first], position)
+            self.choose(scores, largest, budget, sinks, recent, np.unique(actual[heads[0]] // self.page), f"block at {position}, KV head {h}")
+        self.n, self.cached = n, cached
+
     def prompt(self, q, k, v, actual=None):
         """A prompt, dense: q[n][heads][dim], k, v[n][KV heads][dim]. Returns what each head holds after it."""
         self.selected_at = None
+        before = self.n
         if self.prompts_only:  # each prompt is cut by its own queries
             self.sum[:], self.last, self.in_window[:] = 0, np.zeros_like(self.last), 0
             self.window.clear()
@@ -565,6 +593,8 @@ class Layer:
             ends = t == len(q) - 1
             if self.evicts and (ends or (self.p["prefill"] == "evict" and self.n % PREFILL_CUT == 0)):
                 self.cut(q[t], 0, [actual[h * self.group] for h in range(self.n_kv)] if ends and actual is not None else None)
+        if self.sparse and "prompt" in self.p.values and actual is not None:
+            self.sparse_block(q, before, actual)
         return self.check(self.by_query_head(), actual if self.p.values.get("method") == "evict" else None)
 
     def step(self, q, k, v, actual=None):

@@ -1,6 +1,7 @@
 /* Runs a text through a model under a policy and writes what tests/test_policies.py compares with its transcription of the
  * methods: of every layer the queries of every token and its keys and values as the cache stores them, and after every
- * prompt and every decoded token which positions each query head has (evict) or has read (retrieve).
+ * prompt and every decoded token which positions each query head has (evict) or has read (retrieve). Under prompt=, after a
+ * prompt: what its last sparse block has chosen.
  *
  *     record_policies MODEL POLICY f32|f16|q8_0 ISA THREADS BLOCK SEED SCHEDULE IDS OUT [PREDICTOR]
  *
@@ -65,12 +66,29 @@ static void put(const void *bytes, size_t n)
         die("cannot write");
 }
 
-static void put_event(int32_t *ids)
+/* prompt=: the positions of the units that the last sparse block of a prompt has chosen. */
+static int32_t chosen_by_block(int layer, int head, int32_t *ids)
+{
+    const struct butler_session *session = recording.session;
+    const struct butler_selection *selection = &session->selection;
+    const int unit = session->policy.unit, n_heads = session->shape.n_heads, group = n_heads / session->kv.n_kv_heads;
+    const uint64_t *bits = selection->units + (size_t)(layer * n_heads + head / group) * selection->words;
+    int32_t n = 0;
+    for (int i = 0; i + unit <= recording.n_tokens; i++)
+        if (bits[i / unit / 64] >> i / unit % 64 & 1)
+            ids[n++] = i;
+    return n;
+}
+
+static void put_event(int32_t *ids, bool prompt)
 {
     const struct butler_metric_shape *shape = &recording.session->shape;
+    const struct butler_policy *policy = &recording.session->policy;
     for (int layer = 0; layer < shape->n_layers; layer++)
         for (int head = 0; head < shape->n_heads; head++) {
-            const int32_t n = butler_last_selection(recording.session, layer, head, ids, recording.n_tokens);
+            const bool sparse = prompt && policy->prompt > 0 && butler_policy_applies(policy, layer);
+            const int32_t n = sparse ? chosen_by_block(layer, head, ids)
+                                     : butler_last_selection(recording.session, layer, head, ids, recording.n_tokens);
             put(&n, sizeof n);
             put(ids, (size_t)n * sizeof *ids);
         }
@@ -174,12 +192,12 @@ static int run(const char *schedule, const int32_t *ids, int32_t *scratch, int *
         if (ids && *end == 'p') {
             if (butler_prefill(recording.session, ids + at, (int)n, NULL, NULL, err) < 0)
                 die(err->message);
-            put_event(scratch);
+            put_event(scratch, true);
         }
         for (int i = 0; ids && *end == 'd' && i < n; i++) {
             if (butler_step(recording.session, ids[at + i], err) < 0)
                 die(err->message);
-            put_event(scratch);
+            put_event(scratch, false);
             if (recording.queries)
                 put_queries();
         }

@@ -127,6 +127,11 @@ CASES = [
     ("oracle:budget=20,share=layer,every=5", SHORT),
 ]
 
+# Sparse prompts: one that begins the text, one that begins within a block, one whose last sparse block is whole.
+SPARSE_PROMPTS = ["quest:budget=96,dense=0,prompt=64", "quest:budget=96,dense=1,bounds=deviation,prompt=0.5,page=8", "tinyserve:budget=64,prompt=100",
+                  "fier:budget=48,dense=0,prompt=96", "fier:budget=48,dense=0,page=8,g=64,group=mean,prompt=0.25", "pagestats:budget=64,prompt=70,std=0.5",
+                  "oracle:budget=40,prompt=33", "oracle+vatp:budget=40,prompt=50", "streaming:method=retrieve,budget=40,prompt=80"]
+
 # On the trained models.
 TRAINED = ["streaming:budget=96", "h2o:budget=96", "h2o+vatp:budget=0.3", "scissorhands:budget=96,window=64",
            "scissorhands+vatp:budget=96,window=64", "snapkv:budget=96,window=16,rolling=1,recent=16", "pyramidkv:budget=96,window=16",
@@ -264,6 +269,14 @@ def test_ids_are_those_of_the_definition(recorder, tmp_path, policy, schedule):
         kv = "f16" if policy.startswith("knorm") and kv == "f32" else kv
         isa = "ref" if kv == "f32" else best_isa()
         check(record(recorder, tmp_path, MODELS / model, policy, schedule, kv, isa, threads, block), policy, schedule)
+
+
+@pytest.mark.parametrize("policy", SPARSE_PROMPTS)
+def test_sparse_prompts_choose_what_the_definition_says(recorder, tmp_path, policy):
+    schedule = "300p,90p,250p,20d"
+    for model, kv, threads, block in SETUPS:
+        recording = record(recorder, tmp_path, MODELS / model, policy, schedule, kv, "ref" if kv == "f32" else best_isa(), threads, block)
+        check(recording, policy, schedule)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ static const char *const sparse[] = {
     "tinyserve:budget=64,page=32,prompt=128", "pagestats:budget=64,prompt=128",
     "fier:budget=64,prompt=128,dense=1",      "fier:budget=64,page=16,prompt=100,dense=0",
     "oracle:budget=64,prompt=96,every=4",     "quest:mass=0.9,page=48,dense=0,prompt=128",
-    "pagestats:budget=2000,prompt=128",
+    "pagestats:budget=2000,prompt=128",       "fier:budget=64,g=64,prompt=128,dense=0",
 };
 
 static const char *isa; /* NULL: the best one */

@@ -2,10 +2,10 @@
  * A token stores one bit per channel: whether its key is nearer to the maximum or to the minimum. k~ = low or low + range;
  * the paper writes z - s and z + s.
  *
- * A record has 32 tokens in the kernel's layout: {half low[head_dim], uint8 range[], uint8 bits[], float unit}. A range is a
- * multiple of unit, 1/255 of the group's widest range; so it has 8 bits, where the paper has 16. Groups of more than 32
- * tokens repeat low and range in each of their records: the scores are the paper's, but no bytes are saved. While a group
- * fills, low and range follow its tokens, so its records change until it is full. */
+ * A record is a group, in parts of 32 tokens in the kernel's layout: {half low[head_dim], uint8 range[], uint8 bits[], float unit}.
+ * A range is a multiple of unit, 1/255 of the group's widest range; so it has 8 bits, where the paper has 16. Groups of more than
+ * 32 tokens repeat low and range in each part: the scores are the paper's, but no bytes are saved. While a group fills, low and
+ * range follow its tokens, so all its parts change until it is full. */
 #include <math.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@
 #include "engine/metric.h"
 
 enum { TOKENS = 32 };
-#define QUERIES 16 /* query heads per call for a partly covered record */
+#define QUERIES 16 /* query heads per call for a partly covered part */
 
 static const struct butler_param params[] = {
     {"g", 32, 32, 1024, "tokens that share a scale and a zero, a multiple of 32"},
@@ -25,9 +25,15 @@ static const struct butler_param_form forms[] = {{32, {NULL}}, {1, {NULL}}};
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
 {
-    (void)values;
-    *n_slots = TOKENS;
-    *n_bytes = butler_one_bit_bytes(shape->head_dim);
+    const int g = (int)values[0];
+    *n_slots = g; /* all tokens of a group change its scale */
+    *n_bytes = (size_t)(g / TOKENS) * butler_one_bit_bytes(shape->head_dim);
+}
+
+/* The i-th 32 tokens of a head; records lie one after the other. */
+static unsigned char *part(const struct butler_head_view *view, int i)
+{
+    return (unsigned char *)butler_view_record(view, 0) + (size_t)i * butler_one_bit_bytes(view->head_dim);
 }
 
 /* Clamps to the range of half precision. */
@@ -106,12 +112,12 @@ static void append(const struct butler_metric_shape *shape, const double *values
         for (int at = start; at < end; at += TOKENS) {
             if (end - start > TOKENS) /* otherwise they are still loaded */
                 butler_view_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
-            write_record(butler_view_record(view, at / TOKENS), &group, keys, BUTLER_MIN(TOKENS, end - at), dim);
+            write_record(part(view, at / TOKENS), &group, keys, BUTLER_MIN(TOKENS, end - at), dim);
         }
     }
 }
 
-/* Whole records are scored directly into out. A record that [first, first + n) covers only partly goes through a row of 32. */
+/* Whole parts are scored directly into out. A part that [first, first + n) covers only partly goes through a row of 32. */
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                   const float *q, int n_q, int first, int n, float *out, size_t stride)
 {
@@ -121,7 +127,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
     for (int slot = first; slot < last;) {
         int r = slot / TOKENS, whole = slot % TOKENS ? 0 : (last - slot) / TOKENS;
         if (whole) {
-            kernels->one_bit(out + (slot - first), stride, q, n_q, butler_view_record(view, r), butler_one_bit_bytes(dim), whole,
+            kernels->one_bit(out + (slot - first), stride, q, n_q, part(view, r), butler_one_bit_bytes(dim), whole,
                              dim);
             slot += whole * TOKENS;
             continue;
@@ -130,7 +136,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
         for (int i = 0; i < n_q; i += QUERIES) {
             float rows[QUERIES * TOKENS];
             int m = BUTLER_MIN(QUERIES, n_q - i);
-            kernels->one_bit(rows, TOKENS, q + (size_t)i * dim, m, butler_view_record(view, r), butler_one_bit_bytes(dim), 1, dim);
+            kernels->one_bit(rows, TOKENS, q + (size_t)i * dim, m, part(view, r), butler_one_bit_bytes(dim), 1, dim);
             for (int j = 0; j < m; j++)
                 memcpy(out + (size_t)(i + j) * stride + (slot - first), rows + j * TOKENS + slot % TOKENS,
                        (size_t)(end - slot) * sizeof *rows);
@@ -147,10 +153,10 @@ static uint64_t scan_bytes(int head_dim, int n_bounds, int n_pages)
 static void bounds(const struct butler_head_view *view, const float *q, int n_q, int first, int n, float *out, size_t stride)
 {
     const size_t bytes = butler_one_bit_bytes(view->head_dim);
-    butler_view_kernels(view)->one_bit_bounds(out, stride, q, n_q, butler_view_record(view, first), bytes, n, view->head_dim);
+    butler_view_kernels(view)->one_bit_bounds(out, stride, q, n_q, part(view, first), bytes, n, view->head_dim);
 }
 
-/* Records are copied side by side first: a call of the kernel for each would make integers of the queries every time. */
+/* Parts are copied side by side first: a call of the kernel for each would make integers of the queries every time. */
 static void score_pages(const struct butler_head_view *view, const float *q, int n_q, const uint32_t *pages, int n, float *out,
                         size_t stride)
 {
@@ -160,12 +166,12 @@ static void score_pages(const struct butler_head_view *view, const float *q, int
     for (int first = 0; first < n; first += most) {
         const int m = BUTLER_MIN(most, n - first);
         for (int i = 0; i < m; i++)
-            memcpy(records + (size_t)i * bytes, butler_view_record(view, (int)pages[first + i]), bytes);
+            memcpy(records + (size_t)i * bytes, part(view, (int)pages[first + i]), bytes);
         butler_view_kernels(view)->one_bit(out + (size_t)first * TOKENS, stride, q, n_q, records, bytes, m, view->head_dim);
     }
 }
 
-/* A record's tokens are a page, whose bounds its lowest keys and ranges are. */
+/* A part's tokens are a page, whose bounds its lowest keys and ranges are. */
 static const struct butler_metric_scan scan = {
     .page_slots = TOKENS, .bounds = bounds, .score_pages = score_pages, .bytes = scan_bytes};
 
