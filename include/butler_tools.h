@@ -37,6 +37,11 @@ void butler_library_free(struct butler_library *library);
  */
 int butler_session_use_library(struct butler_session *session, struct butler_library *library, struct butler_error *err);
 
+/* Other prompts will go on differently behind this one's first n tokens: where a document ends. Policies like h2o, whose sums over
+ * all queries cannot be made again from keys and values, then keep theirs in the library when n tokens are read, beside those of
+ * the whole prompt. One place; a later call replaces it, 0 takes it back. BUTLER_ERROR_ARGUMENT: the session has no library. */
+int butler_session_keep_at(struct butler_session *session, int n, struct butler_error *err);
+
 struct butler_library_info {
     size_t struct_size;
     const char *folder;                                   /* the library's */

@@ -88,6 +88,16 @@ def test_a_text_is_read_once(change, document, tmp_path):
     assert tokens_read(ask(document, "What was it?", "--no-cache", *other)) == (n + n_before, 0)
 
 
+def test_sums_over_a_document_are_kept_where_it_ends(document, tmp_path):
+    long_text(tmp_path)
+    h2o = ["-c", "1000", "--kv", "h2o:budget=64"]
+    ask(document, "Who?", *h2o)
+    second = ask(document, "What was it?", *h2o)
+    n, n_before = tokens_read(second)
+    assert n_before > 500 and n < 90
+    assert second.stdout == ask(document, "What was it?", "--no-cache", *h2o).stdout
+
+
 def test_another_name_and_an_appended_line_are_read_alone(document, tmp_path):
     long_text(tmp_path)
     n_all = sum(tokens_read(ask(document, "Who?", "-c", "1000")))

@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "damage.h"
 #include "fixtures.h"
 #include "butler_tools.h"
 #include "random_predictor.h"
@@ -190,6 +191,13 @@ static void assert_same(const struct context *c, struct butler_session *a, struc
     }
 }
 
+static struct butler_library_file *files_of(struct butler_library *library, int *n)
+{
+    struct butler_library_file *files;
+    *n = butler_library_files(library, NULL, true, &files, NULL);
+    return files;
+}
+
 /* ------------------------------------------------------------------------------------------------ equality */
 
 static void with_budget(const char *policy, char out[256])
@@ -209,8 +217,9 @@ static void check_policy(struct context *c, struct butler_library *full, const c
         return;
     struct butler_session *alone = open_session(c, policy, NULL, 0), *hit = open_session(c, policy, full, 0);
     const int known = read_text(hit, c->text, N_PROMPT), most = butler_prefix_shareable(hit, N_PROMPT);
-    /* Sessions before it kept the whole prompt. Of unrotated keys nothing was kept under `full`. */
-    if (!hit->policy.rope_in_cache && known != BUTLER_MIN(most, N_KEPT) && known != most)
+    /* Sessions before it kept the whole prompt, some with a state. Of unrotated keys nothing was kept under `full`. */
+    if (!hit->policy.rope_in_cache && known != BUTLER_MIN(most, N_KEPT) && known != most &&
+        !(butler_shelf_has_states(hit) && known == N_PROMPT - 1))
         fail_msg("%s: %d tokens were known", policy, known);
     read_text(alone, c->text, N_PROMPT);
     assert_same(c, alone, hit, policy);
@@ -326,6 +335,111 @@ static void test_kinds(void **state)
     close_model(&c);
 }
 
+/* --------------------------------------------------------------------------------------------------- states */
+
+enum { N_DOCUMENT = 530 };
+
+/* A text, another that goes on differently behind a document, and the first one with more behind it: what cannot be made again of
+ * keys and values is found where the document and where the text ended, by every budget, and by no other metric. */
+static void check_states(struct context *c, const char *name)
+{
+    static const struct {
+        int other_from, n, known;
+    } cases[] = {{N_DOCUMENT, N_KEPT, 0}, {N_DOCUMENT, N_PROMPT, N_DOCUMENT}, {N_KEPT, N_PROMPT, N_KEPT - 1}, {100, N_PROMPT, 0}};
+    char policy[256];
+    struct butler_error err;
+    with_budget(name, policy);
+    if (butler_policy_check(c->engine, policy, &err) < 0)
+        return;
+    struct butler_library *library = open_library(c, 1 << 30);
+    struct butler_session *session = open_session(c, policy, library, 0);
+    const bool states = butler_shelf_has_states(session);
+    butler_session_free(session);
+    for (int i = 0; i < BUTLER_COUNT(cases) && states; i++) {
+        int32_t text[N_PROMPT];
+        for (int j = 0; j < N_PROMPT; j++)
+            text[j] = (c->text[j] + (i > 0 && j >= cases[i].other_from)) % c->model->hp.n_vocab;
+        struct butler_session *hit = open_session(c, policy, library, 0), *alone = open_session(c, policy, NULL, 0);
+        assert_int_equal(butler_session_keep_at(hit, N_DOCUMENT, &err), 0);
+        const int promised = butler_session_find_prefix(hit, text, cases[i].n, &err);
+        const int known = read_text(hit, text, cases[i].n);
+        if (known != cases[i].known || known != promised)
+            fail_msg("%s, case %d: %d known, %d promised", policy, i, known, promised);
+        read_text(alone, text, cases[i].n);
+        assert_same(c, alone, hit, policy);
+        butler_session_free(hit);
+        butler_session_free(alone);
+    }
+    assert_true(butler_library_remove(library, NULL, &err) >= 0);
+    assert_int_equal(library->bytes, 0); /* states go with their texts */
+    butler_library_free(library);
+}
+
+static void test_states(void **state)
+{
+    (void)state;
+    for (int m = 0; m < BUTLER_COUNT(models); m++) {
+        struct context c;
+        struct butler_policy_info info = {BUTLER_INIT(butler_policy_info)};
+        open_model(&c, &models[m], 0);
+        for (int i = 0; butler_policy_describe(c.engine, i, &info); i++)
+            check_states(&c, info.name);
+        for (int i = 0; i < BUTLER_COUNT(unnamed); i++)
+            check_states(&c, unnamed[i]);
+        if (c.n_notes)
+            fail_msg("%s", c.notes);
+        close_model(&c);
+    }
+}
+
+/* A state serves every budget of its metric and no other metric. One that is damaged is named, and its text read again. */
+static void test_state_files(void **state)
+{
+    struct context c;
+    int n;
+    (void)state;
+    open_model(&c, &models[0], 0);
+    struct butler_library *library = open_library(&c, 1 << 30);
+    struct butler_session *session = open_session(&c, "h2o:budget=64", library, 0),
+                          *alone = open_session(&c, "h2o:budget=64", NULL, 0);
+    read_text(session, c.text, N_PROMPT);
+    read_text(alone, c.text, N_PROMPT);
+    butler_session_free(session);
+    static const char *const policies[] = {"h2o:budget=200,sinks=8", "h2o+vatp:budget=64", "h2o:budget=64,power=2"};
+    for (int i = 0; i < BUTLER_COUNT(policies); i++) {
+        struct butler_error err;
+        session = open_session(&c, policies[i], library, 0);
+        assert_int_equal(butler_session_find_prefix(session, c.text, N_PROMPT, &err), i < 2 ? N_PROMPT - 1 : 0);
+        butler_session_free(session);
+    }
+    struct butler_library_file *files = files_of(library, &n);
+    assert_int_equal(n, 4);
+    for (int i = 0; i < n; i++)
+        for (int fault = 0; fault < N_FAULTS && files[i].state; fault++) {
+            char *path = butler_library_path(library, files[i].kind, files[i].name),
+                 *other = butler_library_path(library, files[(i + 1) % n].kind, files[(i + 1) % n].name);
+            c.notes[0] = 0;
+            c.n_notes = 0;
+            damage(path, other, fault);
+            session = open_session(&c, "h2o:budget=64", library, 0);
+            assert_int_equal(read_text(session, c.text, N_PROMPT), 0);
+            if (memcmp(butler_logits(alone), butler_logits(session), (size_t)c.model->hp.n_vocab * sizeof(float)) != 0)
+                fail_msg("fault %d of a state: other logits", fault);
+            if (fault != GONE && !strstr(c.notes, files[i].name))
+                fail_msg("fault %d of a state: not named", fault);
+            butler_session_free(session);
+            session = open_session(&c, "h2o:budget=64", library, 0);
+            assert_int_equal(read_text(session, c.text, N_PROMPT), N_PROMPT - 1);
+            butler_session_free(session);
+            free(other);
+            free(path);
+        }
+    free(files);
+    butler_session_free(alone);
+    butler_library_free(library);
+    close_model(&c);
+}
+
 /* --------------------------------------------------------------------------------------------- interruption */
 
 static bool stop_after(void *user, int done, int n)
@@ -358,56 +472,6 @@ static void test_cancelled(void **state)
 }
 
 /* --------------------------------------------------------------------------------------------------- faults */
-
-static struct butler_library_file *files_of(struct butler_library *library, int *n)
-{
-    struct butler_library_file *files;
-    *n = butler_library_files(library, NULL, true, &files, NULL);
-    return files;
-}
-
-static off_t size_of(const char *path)
-{
-    struct stat st;
-    assert_int_equal(stat(path, &st), 0);
-    return st.st_size;
-}
-
-static void flip(const char *path, off_t at)
-{
-    unsigned char byte;
-    const int fd = open(path, O_RDWR);
-    assert_int_equal(pread(fd, &byte, 1, at), 1);
-    byte ^= 0x10;
-    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
-    close(fd);
-}
-
-static void copy_file(const char *from, const char *to)
-{
-    char buffer[65536];
-    FILE *in = fopen(from, "rb"), *out = fopen(to, "wb");
-    for (size_t n; (n = fread(buffer, 1, sizeof buffer, in)) > 0;)
-        assert_int_equal(fwrite(buffer, 1, n, out), n);
-    fclose(in);
-    fclose(out);
-}
-
-enum { N_FAULTS = 12, GONE = 11 };
-
-static void damage(const char *path, const char *other, int fault)
-{
-    const off_t size = size_of(path), bits[] = {20, sizeof(struct butler_block_header) + 9, 5000, size / 2, size - 4},
-                sizes[] = {size - 1, size / 2, 0, size + 1};
-    if (fault < 5)
-        flip(path, bits[fault]);
-    else if (fault < 9)
-        assert_int_equal(truncate(path, sizes[fault - 5]), 0);
-    else if (fault == GONE)
-        unlink(path);
-    else
-        copy_file(fault == 9 ? other : "/proc/self/exe", path);
-}
 
 /* The text is right, the fault is named, and the file is whole again afterwards. */
 static void check_fault(struct context *c, struct butler_library *library, const struct butler_session *alone,
@@ -702,8 +766,9 @@ static void test_entries(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equality),  cmocka_unit_test(test_beginnings), cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_cancelled), cmocka_unit_test(test_damage),     cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_calls),     cmocka_unit_test(test_limit),      cmocka_unit_test(test_entries)};
+        cmocka_unit_test(test_equality), cmocka_unit_test(test_beginnings),  cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_states),   cmocka_unit_test(test_state_files), cmocka_unit_test(test_cancelled),
+        cmocka_unit_test(test_damage),   cmocka_unit_test(test_full_disk),   cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_limit),    cmocka_unit_test(test_entries)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

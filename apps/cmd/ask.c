@@ -9,6 +9,7 @@
 struct ask {
     struct cmd_template template;
     struct cmd_integers prompt;
+    int n_shared; /* tokens that another question's prompt begins with, too */
     struct cmd_sources sources;
     char *policy;                   /* owned: of --kv, for a text longer than the model's context; or NULL */
     struct butler_library *library; /* or NULL */
@@ -17,32 +18,56 @@ struct ask {
 
 /* ---------------------------------------------------------------------------------------------- the prompt */
 
-int cmd_ask_prompt(const struct cmd_options *options, const struct butler_model *model, const struct cmd_template *template,
-                   const char *question, struct cmd_integers *ids, struct cmd_sources *sources)
+/* What is appended to the documents is taken back. */
+static int render(const struct cmd_options *options, const struct butler_model *model, const struct cmd_template *template,
+                  struct butler_buffer *documents, const char *question, struct cmd_integers *ids)
 {
     static const char label[] = "Question: ";
     struct butler_error err = {0};
-    struct butler_buffer content = {0};
     struct butler_chat_text text = {0};
-    int status = CMD_DONE;
-    for (int i = 0; status == CMD_DONE && i < options->documents.n; i++)
-        status = cmd_document_append(options, options->documents.values[i], &content, sources);
-    if (status != CMD_DONE)
-        goto done;
+    const size_t n_documents = documents->n;
+    int status;
     if (options->system && *options->system) { /* before the documents it would make all that follows another text */
-        cmd_append(&content, options->system, strlen(options->system));
-        cmd_append(&content, "\n\n", 2);
+        cmd_append(documents, options->system, strlen(options->system));
+        cmd_append(documents, "\n\n", 2);
     }
-    cmd_append(&content, label, sizeof label - 1);
-    cmd_append(&content, question, strlen(question) + 1);
-    const struct butler_chat_message message = {.role = "user", .content = content.bytes};
+    cmd_append(documents, label, sizeof label - 1);
+    cmd_append(documents, question, strlen(question) + 1);
+    const struct butler_chat_message message = {.role = "user", .content = documents->bytes};
     if (cmd_template_render(template, model, &message, 1, &text, &err) < 0)
         status = cmd_fail(options, &err);
     else
         status = cmd_chat_tokenize(options, model, &text, 0, ids);
     butler_chat_text_free(&text);
-done:
-    butler_buffer_free(&content);
+    documents->n = n_documents;
+    return status;
+}
+
+/* How many tokens the prompt begins with whatever is asked. */
+static int count_shared(const struct cmd_options *options, const struct butler_model *model, const struct cmd_template *template,
+                        struct butler_buffer *documents, const struct cmd_integers *ids)
+{
+    struct cmd_integers other = {0};
+    int n = 0;
+    if (render(options, model, template, documents, "", &other) == CMD_DONE)
+        while (n < BUTLER_MIN(ids->n, other.n) && ids->values[n] == other.values[n])
+            n++;
+    free(other.values);
+    return n;
+}
+
+int cmd_ask_prompt(const struct cmd_options *options, const struct butler_model *model, const struct cmd_template *template,
+                   const char *question, struct cmd_integers *ids, int *n_shared, struct cmd_sources *sources)
+{
+    struct butler_buffer documents = {0};
+    int status = CMD_DONE;
+    for (int i = 0; status == CMD_DONE && i < options->documents.n; i++)
+        status = cmd_document_append(options, options->documents.values[i], &documents, sources);
+    if (status == CMD_DONE)
+        status = render(options, model, template, &documents, question, ids);
+    if (status == CMD_DONE && n_shared)
+        *n_shared = count_shared(options, model, template, &documents, ids);
+    butler_buffer_free(&documents);
     return status;
 }
 
@@ -56,6 +81,7 @@ static int read_prompt(const struct cmd_options *options, struct butler_engine *
     if (!ask->session)
         return status;
     cmd_library_use(options, ask->library, ask->session);
+    butler_session_keep_at(ask->session, ask->n_shared, NULL); /* without a library it keeps nothing */
     status = cmd_receipt_begin(options, ask->session);
     if (status != CMD_DONE)
         return status;
@@ -134,7 +160,8 @@ static int run(struct cmd_options *options)
     int n_ctx = options->n_ctx ? options->n_ctx : butler_model_get_info(model)->n_ctx_train;
     status = cmd_template_choose(options, model, &ask.template);
     if (status == CMD_DONE)
-        status = cmd_ask_prompt(options, model, &ask.template, options->positional.values[0], &ask.prompt, &ask.sources);
+        status =
+            cmd_ask_prompt(options, model, &ask.template, options->positional.values[0], &ask.prompt, &ask.n_shared, &ask.sources);
     if (status == CMD_DONE)
         status = check_length(options, engine, &ask, &n_ctx);
     if (status == CMD_DONE)

@@ -519,9 +519,10 @@ struct cmd_template {
 int cmd_template_choose(const struct cmd_options *options, const struct butler_model *model, struct cmd_template *template);
 void cmd_template_free(struct cmd_template *template);
 
-/* The message that `ask` makes of --file, --system-prompt and a question, rendered, in tokens. CMD_DONE or the exit status. */
+/* The message that `ask` makes of --file, --system-prompt and a question, rendered, in tokens. *n_shared (may be NULL): how many of
+ * them come first whatever the question is. CMD_DONE or the exit status. */
 int cmd_ask_prompt(const struct cmd_options *options, const struct butler_model *model, const struct cmd_template *template,
-                   const char *question, struct cmd_integers *ids, struct cmd_sources *sources);
+                   const char *question, struct cmd_integers *ids, int *n_shared, struct cmd_sources *sources);
 /* butler_chat_render with the beginning of an answer at the end. */
 int cmd_template_render(const struct cmd_template *template, const struct butler_model *model,
                         const struct butler_chat_message *messages, size_t n, struct butler_chat_text *text,

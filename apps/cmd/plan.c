@@ -218,7 +218,7 @@ static int run(struct cmd_options *options)
     const struct butler_model *model = butler_engine_model(plan.engine);
     status = cmd_template_choose(options, model, &template);
     if (status == CMD_DONE)
-        status = cmd_ask_prompt(options, model, &template, "", &plan.prompt, NULL);
+        status = cmd_ask_prompt(options, model, &template, "", &plan.prompt, NULL, NULL);
     if (status == CMD_DONE)
         status = run_plan(&plan);
     cmd_template_free(&template);

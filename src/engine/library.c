@@ -17,6 +17,7 @@
 #include <xxhash.h>
 
 #define SUFFIX ".kv"
+#define STATE_SUFFIX ".st" /* as long */
 #define USE_SUFFIX ".use"
 #define UNFINISHED ".tmp"
 
@@ -42,10 +43,12 @@ char *butler_library_path(const struct butler_library *library, const char *kind
     return path;
 }
 
-void butler_block_name(const struct butler_block_id *parent, const struct butler_block_id *id, char out[BUTLER_BLOCK_NAME + 1])
+void butler_block_name(const struct butler_block_id *parent, const struct butler_block_id *id, bool state,
+                       char out[BUTLER_BLOCK_NAME + 1])
 {
-    snprintf(out, BUTLER_BLOCK_NAME + 1, "%016llx%016llx-%016llx%016llx" SUFFIX, (unsigned long long)parent->high,
-             (unsigned long long)parent->low, (unsigned long long)id->high, (unsigned long long)id->low);
+    snprintf(out, BUTLER_BLOCK_NAME + 1, "%016llx%016llx-%016llx%016llx%s", (unsigned long long)parent->high,
+             (unsigned long long)parent->low, (unsigned long long)id->high, (unsigned long long)id->low,
+             state ? STATE_SUFFIX : SUFFIX);
 }
 
 struct butler_block_id butler_block_hash(const struct butler_block_id *parent, const int32_t *tokens, int n)
@@ -76,8 +79,9 @@ static bool parse_id(const char *digits, struct butler_block_id *id)
 static bool parse_name(const char *name, struct butler_library_file *file)
 {
     if (strlen(name) != BUTLER_BLOCK_NAME || !parse_id(name, &file->parent) || name[32] != '-' || !parse_id(name + 33, &file->id) ||
-        strcmp(name + 65, SUFFIX) != 0)
+        (strcmp(name + 65, SUFFIX) != 0 && strcmp(name + 65, STATE_SUFFIX) != 0))
         return false;
+    file->state = strcmp(name + 65, STATE_SUFFIX) == 0;
     memcpy(file->name, name, BUTLER_BLOCK_NAME + 1);
     return true;
 }
@@ -291,7 +295,7 @@ bool butler_library_open_block(struct butler_library *library, const struct butl
     int code = butler_block_open(block, path, &missing, &err);
     if (code == 0) {
         const struct butler_block_header *header = &block->header;
-        const struct butler_block_id id = butler_block_hash(&file->parent, block->tokens, header->n);
+        const struct butler_block_id id = file->state ? file->id : butler_block_hash(&file->parent, block->tokens, header->n);
         found = butler_block_same(&header->parent, &file->parent) && butler_block_same(&header->id, &file->id) &&
                 butler_block_same(&id, &file->id);
         if (!found) {

@@ -2,13 +2,14 @@
  * (prefix.h), which has the same in memory.
  *
  *     FOLDER/KIND/PARENT-ID.kv     a block of up to BUTLER_BLOCK_MOST tokens (block_file.h)
+ *     FOLDER/KIND/PARENT-ID.st     what a metric has kept when it has read all tokens before and these (library_state.c)
  *     FOLDER/RANDOM.use            locked while a process uses the library; blocks used since its time stay
  *
  * A block's id is a hash of its parent's id and its tokens: so texts that begin alike share files, and whoever knows the tokens
- * finds the rows. KIND is what rows depend on beside the tokens: the model, the KV type, how keys are rotated, the kernels. Nothing
- * of a policy is kept: prompts are read densely (texts under prompt= are kept for that policy alone), and what a metric keeps is
- * made anew from the keys. A block is whole or absent: it gets its name when it is complete, and all that is read of it is compared
- * with its checksums. */
+ * finds the rows. KIND is what rows depend on beside the tokens: the model, the KV type, how keys are rotated, the kernels. Blocks
+ * have nothing of a policy: prompts are read densely (texts under prompt= are kept for that policy alone), and what a metric keeps
+ * is made anew from the keys, or is in a file of its own. A block is whole or absent: it gets its name when it is complete, and all
+ * that is read of it is compared with its checksums. */
 #ifndef BUTLER_LIBRARY_H
 #define BUTLER_LIBRARY_H
 
@@ -43,12 +44,14 @@ struct butler_shelf {
     /* The first n_known tokens, whose last block is `known`, are kept. */
     int n_known;
     struct butler_block_id known;
+    int keep_at; /* butler_session_keep_at; 0: nowhere */
 };
 
 /* A file of the folder. */
 struct butler_library_file {
     char kind[BUTLER_KIND_NAME], name[BUTLER_BLOCK_NAME + 1];
     struct butler_block_id parent, id;
+    bool state; /* not a block */
     /* Filled if they are asked for. */
     int64_t used_ns; /* since 1970 */
     uint64_t bytes;
@@ -56,13 +59,14 @@ struct butler_library_file {
 
 /* Tells the library's owner. */
 void butler_library_say(struct butler_library *library, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The blocks of one kind (NULL: of all), to be freed. Returns their number; where a folder cannot be read it has none. stat: with
- * times and sizes. BUTLER_ERROR_MEMORY. */
+/* The blocks and states of one kind (NULL: of all), to be freed. Returns their number; where a folder cannot be read it has none.
+ * stat: with times and sizes. BUTLER_ERROR_MEMORY. */
 int butler_library_files(const struct butler_library *library, const char *kind, bool stat, struct butler_library_file **files,
                          struct butler_error *err);
 /* FOLDER/KIND/NAME, to be freed; NULL: no memory. */
 char *butler_library_path(const struct butler_library *library, const char *kind, const char *name);
-void butler_block_name(const struct butler_block_id *parent, const struct butler_block_id *id, char out[BUTLER_BLOCK_NAME + 1]);
+void butler_block_name(const struct butler_block_id *parent, const struct butler_block_id *id, bool state,
+                       char out[BUTLER_BLOCK_NAME + 1]);
 struct butler_block_id butler_block_hash(const struct butler_block_id *parent, const int32_t *tokens, int n);
 static inline bool butler_block_same(const struct butler_block_id *a, const struct butler_block_id *b)
 {
@@ -77,8 +81,8 @@ void butler_library_unlink(struct butler_library *library, const char *path, uin
 void butler_library_use(struct butler_library *library, int n_sessions);
 /* Room for n bytes in library->buffer. */
 bool butler_library_reserve(struct butler_library *library, size_t n, struct butler_error *err);
-/* Opens a block and checks that it is the one that its name says. A damaged one is removed, after a note; one that cannot be read
- * is left out, after a note. False: there is none. */
+/* Opens a block or state and checks that it is the one that its name says. A damaged one is removed, after a note; one that cannot
+ * be read is left out, after a note. False: there is none. */
 bool butler_library_open_block(struct butler_library *library, const struct butler_library_file *file,
                                struct butler_block_file *block);
 /* After a block's chunk was wrong: the note, and the file is gone if it is damaged. */
@@ -91,9 +95,28 @@ int butler_shelf_find(const struct butler_session *session, const int32_t *ids, 
 int butler_shelf_load(struct butler_session *session, const int32_t *ids, int most, int from);
 /* Keeps what the session has read as a prompt and the library has not: whole blocks, and if `whole` the tokens behind them. */
 void butler_shelf_feed(struct butler_session *session, bool whole);
-/* Where the last pass of a prompt begins under an evicting policy, which cuts the cache behind it: what was read before can be
- * kept. Otherwise prompt_end. */
+/* Where the session's next pass of a prompt must end at the latest: where a state is to be kept, or what was read can be kept the
+ * last time before an evicting policy cuts the cache. Otherwise prompt_end. */
 int butler_shelf_split(const struct butler_session *session, int prompt_end);
+/* After a pass of a prompt, or the last of one that was cancelled: keeps what is to be kept now. */
+void butler_shelf_keep(struct butler_session *session, int prompt_end, bool ends);
+/* Where a text's chains begin. */
+struct butler_block_id butler_shelf_root(const struct butler_session *session);
+
+/* ---- states (library_state.c) ---- */
+
+/* Whether the session's metric keeps of a prompt what cannot be made again from a part of it: sums over all queries, or what a
+ * predictor saw. */
+bool butler_shelf_has_states(const struct butler_session *session);
+/* The longest beginning of ids, of at most `most` tokens, whose state the library has; 0: none. Its rows are another matter. */
+int butler_shelf_find_state(const struct butler_session *session, const int32_t *ids, int most);
+/* Gives the session, which has the rows of all its tokens, their state. False: it cannot be used, as a note has said. */
+bool butler_shelf_load_state(struct butler_session *session);
+/* Keeps the state of the session's tokens. */
+void butler_shelf_keep_state(struct butler_session *session);
+/* A state can be used only with the rows of its tokens, of whose last block fewer are not kept: the nearest place for one. */
+int butler_shelf_state_place(int n);
+
 void butler_shelf_free(struct butler_shelf *shelf); /* may be NULL */
 
 #endif

@@ -9,8 +9,8 @@
 
 /* All files of a library as forests of blocks. */
 struct forest {
-    struct butler_library_file *files; /* sorted by kind and id */
-    int n;
+    struct butler_library_file *files; /* blocks, sorted by kind and id; behind them states */
+    int n, n_states;
     int *parents;    /* [n] the file before it; -1: there is none */
     int *n_children; /* [n] */
     int *n_texts;    /* [n] texts that go through it */
@@ -36,10 +36,18 @@ static void forest_free(struct forest *forest)
 static int forest_make(const struct butler_library *library, struct forest *forest, struct butler_error *err)
 {
     *forest = (struct forest){0};
-    const int n = butler_library_files(library, NULL, true, &forest->files, err);
-    if (n < 0)
-        return n;
+    int n = 0;
+    const int n_files = butler_library_files(library, NULL, true, &forest->files, err);
+    if (n_files < 0)
+        return n_files;
+    for (int i = 0; i < n_files; i++)
+        if (!forest->files[i].state) {
+            const struct butler_library_file block = forest->files[i];
+            forest->files[i] = forest->files[n];
+            forest->files[n++] = block;
+        }
     forest->n = n;
+    forest->n_states = n_files - n;
     if (!(forest->parents = butler_alloc((size_t)(3 * n + 1) * sizeof *forest->parents, err))) {
         forest_free(forest);
         return BUTLER_ERROR_MEMORY;
@@ -137,16 +145,31 @@ static bool is_named(const struct forest *forest, int i, const char *id)
     return is_text(forest, i) && (!id || strncmp(text, id, strlen(id)) == 0);
 }
 
+/* Whether a state is of tokens that end in the block, or where it ends. */
+static bool is_state_of(const struct butler_library_file *state, const struct butler_library_file *block)
+{
+    return strcmp(state->kind, block->kind) == 0 &&
+           (butler_block_same(&state->parent, &block->parent) || butler_block_same(&state->parent, &block->id));
+}
+
+static void remove_file(struct butler_library *library, const struct butler_library_file *file)
+{
+    char *path = butler_library_path(library, file->kind, file->name);
+    if (path)
+        butler_library_unlink(library, path, file->bytes);
+    free(path);
+}
+
 /* Removes the text that ends with file i: its files from the end on, up to the first that another text has. */
 static void remove_text(struct butler_library *library, struct forest *forest, int i)
 {
     for (int at = i, depth = 0; at >= 0 && depth <= forest->n; at = forest->parents[at], depth++) {
         if (--forest->n_texts[at] > 0)
             continue;
-        char *path = butler_library_path(library, forest->files[at].kind, forest->files[at].name);
-        if (path)
-            butler_library_unlink(library, path, forest->files[at].bytes);
-        free(path);
+        remove_file(library, &forest->files[at]);
+        for (int s = forest->n; s < forest->n + forest->n_states; s++)
+            if (is_state_of(&forest->files[s], &forest->files[at]))
+                remove_file(library, &forest->files[s]);
     }
 }
 
@@ -222,7 +245,7 @@ int butler_library_verify(struct butler_library *library, struct butler_error *e
     const int code = forest_make(library, &forest, err);
     if (code < 0)
         return code;
-    for (int i = 0; i < forest.n; i++)
+    for (int i = 0; i < forest.n + forest.n_states; i++)
         n += !check_rows(library, &forest.files[i]);
     forest_free(&forest);
     const int n_broken = remove_broken(library, err);
@@ -278,8 +301,16 @@ int butler_library_export(struct butler_library *library, const char *id, struct
     if (n_found != 1)
         code = butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: %s '%s'", library->folder,
                            n_found == 0 ? "has no text" : "several texts begin with", id);
-    for (int at = found; code == 0 && at >= 0 && n <= forest.n; at = forest.parents[at], n++)
+    for (int at = found, depth = 0; code == 0 && at >= 0 && depth <= forest.n; at = forest.parents[at], depth++) {
         code = copy_block(library, &forest.files[at], to, err);
+        n++;
+        for (int s = forest.n; s < forest.n + forest.n_states && code == 0; s++)
+            if (butler_block_same(&forest.files[s].parent, &forest.files[at].parent) &&
+                strcmp(forest.files[s].kind, forest.files[at].kind) == 0) {
+                code = copy_block(library, &forest.files[s], to, err);
+                n++;
+            }
+    }
     forest_free(&forest);
     return code < 0 ? code : n;
 }

@@ -71,8 +71,7 @@ void butler_shelf_free(struct butler_shelf *shelf)
 
 /* -------------------------------------------------------------------------------------------------- finding */
 
-/* Where the session's chains begin. */
-static struct butler_block_id root_of(const struct butler_session *session)
+struct butler_block_id butler_shelf_root(const struct butler_session *session)
 {
     const struct {
         struct butler_block_id kind;
@@ -124,6 +123,11 @@ struct index {
     int n;
 };
 
+static bool is_after(const struct butler_library_file *file, const struct butler_block_id *parent)
+{
+    return !file->state && butler_block_same(&file->parent, parent);
+}
+
 /* Opens the block after `parent` that has most of ids[n] in common from its first token on. Returns how many; 0: none. */
 static int open_closest(const struct butler_session *session, const struct index *index, const struct butler_block_id *parent,
                         int first, const int32_t *ids, int n, struct butler_block_file *block)
@@ -132,7 +136,7 @@ static int open_closest(const struct butler_session *session, const struct index
     const struct butler_library_file *best = NULL;
     int n_best = 0;
     for (int i = 0; i < index->n; i++)
-        if (butler_block_same(&index->files[i].parent, parent) && butler_block_same(&index->files[i].id, &whole) &&
+        if (is_after(&index->files[i], parent) && butler_block_same(&index->files[i].id, &whole) &&
             open_fitting(session, &index->files[i], first, block)) {
             if ((n_best = common(block, ids, n)) == BUTLER_MIN(n, MOST))
                 return n_best;
@@ -140,7 +144,7 @@ static int open_closest(const struct butler_session *session, const struct index
         }
     n_best = 0;
     for (int i = 0; i < index->n; i++) {
-        if (!butler_block_same(&index->files[i].parent, parent) || !open_fitting(session, &index->files[i], first, block))
+        if (!is_after(&index->files[i], parent) || !open_fitting(session, &index->files[i], first, block))
             continue;
         const int same = common(block, ids, n);
         if (same > n_best) {
@@ -193,7 +197,7 @@ static int walk(const struct butler_session *session, const int32_t *ids, int mo
 {
     struct butler_shelf *shelf = session->shelf;
     struct butler_library *library = shelf->library;
-    struct butler_block_id parent = root_of(session);
+    struct butler_block_id parent = butler_shelf_root(session);
     struct butler_block_file block;
     struct butler_error err;
     struct index index;
@@ -292,7 +296,7 @@ static void remove_shorter(const struct butler_session *session, const struct in
     struct butler_library *library = session->shelf->library;
     for (int i = 0; i < index->n; i++) {
         struct butler_block_file block;
-        if (!butler_block_same(&index->files[i].parent, parent) || !open_fitting(session, &index->files[i], first, &block))
+        if (!is_after(&index->files[i], parent) || !open_fitting(session, &index->files[i], first, &block))
             continue;
         if (block.header.n < n && common(&block, session->tokens + first, n) == block.header.n)
             butler_library_unlink(library, block.path, block.bytes);
@@ -346,7 +350,7 @@ static bool keep(struct butler_session *session, const struct butler_block_id *p
     struct butler_error err = {0};
     struct index index = {0};
     char name[BUTLER_BLOCK_NAME + 1];
-    butler_block_name(parent, id, name);
+    butler_block_name(parent, id, false, name);
     char *path = butler_library_path(library, shelf->kind_name, name), *folder = butler_library_path(library, "", shelf->kind_name);
     bool kept = path && folder && utimensat(AT_FDCWD, path, NULL, 0) == 0; /* there already, and used now */
     const int error = !kept && folder && mkdir(folder, 0700) != 0 && errno != EEXIST ? errno : 0;
@@ -389,12 +393,12 @@ void butler_shelf_feed(struct butler_session *session, bool whole)
     struct butler_shelf *shelf = session->shelf;
     if (!shelf || shelf->stopped || session->evicted || session->failed || session->capture)
         return;
-    struct butler_block_id parent = root_of(session);
+    struct butler_block_id parent = butler_shelf_root(session);
     for (int first = 0; first < shelf->n_known; first += MOST)
         parent = butler_block_hash(&parent, session->tokens + first, MOST);
     if (shelf->n_known > session->n_dense || (shelf->n_known > 0 && !butler_block_same(&parent, &shelf->known))) {
         shelf->n_known = 0; /* it has gone back, and reads another text */
-        parent = root_of(session);
+        parent = butler_shelf_root(session);
     }
     for (int first = shelf->n_known, n; first < session->n_dense; first += n) {
         n = BUTLER_MIN(session->n_dense - first, MOST);
@@ -406,10 +410,50 @@ void butler_shelf_feed(struct butler_session *session, bool whole)
     }
 }
 
-int butler_shelf_split(const struct butler_session *session, int prompt_end)
+int butler_shelf_state_place(int n)
+{
+    return n % MOST < LEAST ? n - n % MOST : n;
+}
+
+/* The last place of a prompt at which all that was read is there. */
+static int last_split(const struct butler_session *session, int prompt_end)
 {
     const struct butler_policy *policy = &session->policy;
-    if (!session->shelf || policy->method != BUTLER_EVICT || policy->prefill_evict || prompt_end < 1)
+    const bool states = butler_shelf_has_states(session);
+    if (!session->shelf || (policy->method != BUTLER_EVICT && !states) || policy->prefill_evict || prompt_end < 1)
         return prompt_end;
-    return prompt_end - 1;
+    return states ? butler_shelf_state_place(prompt_end - 1) : prompt_end - 1;
+}
+
+int butler_shelf_split(const struct butler_session *session, int prompt_end)
+{
+    const int last = last_split(session, prompt_end), keep_at = session->shelf ? session->shelf->keep_at : 0;
+    if (session->n_past < keep_at && keep_at < last && butler_shelf_has_states(session))
+        return keep_at;
+    return session->n_past < last ? last : prompt_end;
+}
+
+void butler_shelf_keep(struct butler_session *session, int prompt_end, bool ends)
+{
+    const struct butler_shelf *shelf = session->shelf;
+    if (!shelf)
+        return;
+    const int n = session->n_past;
+    const bool last = n == last_split(session, prompt_end);
+    butler_shelf_feed(session, ends || last);
+    if (!butler_shelf_has_states(session))
+        return;
+    if (n == shelf->keep_at ||
+        ((last || (ends && n < prompt_end)) && butler_shelf_find(session, session->tokens, n) == n)) /* with its rows */
+        butler_shelf_keep_state(session);
+}
+
+int butler_session_keep_at(struct butler_session *session, int n, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(session, err))
+        return BUTLER_ERROR_ARGUMENT;
+    if (!session->shelf || n < 0)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, n < 0 ? "a text of %d tokens" : "a session without a library", n);
+    session->shelf->keep_at = butler_shelf_state_place(n);
+    return 0;
 }

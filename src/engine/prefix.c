@@ -255,11 +255,25 @@ int butler_session_set_prefix_salt(struct butler_session *session, uint64_t salt
     return 0;
 }
 
+/* How many of a prompt's n tokens may come from a cache, and whether with their state. */
+static int may_share(const struct butler_session *session, const int32_t *ids, int n, bool *state)
+{
+    int most = butler_prefix_shareable(session, n);
+    *state = butler_shelf_has_states(session);
+    if (!*state)
+        return most;
+    for (most = n - 1; (most = butler_shelf_find_state(session, ids, most)) > 0; most--)
+        if (find(session, ids, most) == most || butler_shelf_find(session, ids, most) == most)
+            break;
+    return BUTLER_MAX(most, 0);
+}
+
 int butler_session_find_prefix(const struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)) || check_empty(session, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
-    const int most = butler_prefix_shareable(session, BUTLER_MIN(n, session->n_ctx));
+    bool state;
+    const int most = may_share(session, ids, BUTLER_MIN(n, session->n_ctx), &state);
     const int n_memory = find(session, ids, most), n_disk = butler_shelf_find(session, ids, most);
     return whole_blocks(session, BUTLER_MAX(n_memory, n_disk));
 }
@@ -280,11 +294,20 @@ static void share(struct butler_session *session, const int32_t *ids, int most)
     session->stats.n_shared += (uint64_t)n;
 }
 
+/* The state of what was taken cannot be used: all is read again. */
+static int give_up(struct butler_session *session)
+{
+    session->stats.n_shared = session->stats.n_library = 0;
+    butler_session_truncate(session, 0, NULL);
+    return 0;
+}
+
 int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)) || check_empty(session, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
-    const int most = butler_prefix_shareable(session, BUTLER_MIN(n, session->n_ctx));
+    bool state;
+    const int most = may_share(session, ids, BUTLER_MIN(n, session->n_ctx), &state);
     int n_memory = whole_blocks(session, find(session, ids, most)), n_found;
     const int n_disk = n_memory < most ? whole_blocks(session, butler_shelf_find(session, ids, most)) : 0;
     if (session->engine->prefix)
@@ -300,6 +323,8 @@ int butler_session_adopt_prefix(struct butler_session *session, const int32_t *i
     session->n_past = session->n_dense = n_found;
     session->sparse_end = session->policy.prompt > 0 ? n_found : 0;
     butler_session_summarise(session, 0, n_found);
+    if (state && !session->failed && (n_found < most || !butler_shelf_load_state(session)))
+        n_found = give_up(session);
     butler_session_release_windows(session);
     return session->failed ? butler_session_fault(session, err) : n_found;
 }

@@ -88,8 +88,7 @@ static bool next_part(const struct progress *progress, int room, struct butler_p
         part->cut_end = BUTLER_MIN(part->cut_end, (n_past / BUTLER_PREFILL_CUT + 1) * BUTLER_PREFILL_CUT);
     part->n = BUTLER_MIN(BUTLER_MIN(n_left, part->cut_end - n_past), room);
     const int split = butler_shelf_split(session, span->prompt_end);
-    if (n_past < split)
-        part->n = BUTLER_MIN(part->n, split - n_past);
+    part->n = BUTLER_MIN(part->n, split - n_past);
     part->n = butler_schedule_prompt_tokens(policy, n_past, span->prompt_end, part->n);
     part->shared_end = butler_schedule_shared_end(policy, span->prompt_end);
     part->sparse = butler_schedule_sparse(policy, n_past, span->prompt_end);
@@ -123,7 +122,7 @@ static bool is_cancelled(struct butler_session *session)
 static void cancel(struct progress *progress)
 {
     progress->ended = true;
-    butler_shelf_feed(progress->span->session, true);
+    butler_shelf_keep(progress->span->session, progress->span->prompt_end, true);
     butler_fail(progress->err, BUTLER_ERROR_CANCELLED, "cancelled after %d of %d tokens", progress->done, progress->span->n);
 }
 
@@ -152,7 +151,7 @@ static void account(struct progress *progress, const struct butler_part *part, d
         session->stats.n_prefill += (uint64_t)part->n;
         if (session->engine->prefix)
             butler_prefix_add(session->engine->prefix, session, part->ends_prompt);
-        butler_shelf_feed(session, part->ends_prompt || session->n_past == butler_shelf_split(session, progress->span->prompt_end));
+        butler_shelf_keep(session, progress->span->prompt_end, part->ends_prompt);
         if (session->progress && !session->progress(session->progress_user, progress->done, progress->span->n) && !progress->ended)
             cancel(progress);
     }
