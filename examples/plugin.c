@@ -9,16 +9,16 @@
 #include <butler_plugin.h>
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)values, (void)q, (void)n_q, (void)stride; /* query_free: one row of scores */
+    (void)values; /* query_free: one row of scores */
     float value[BUTLER_MAX_HEAD_DIM];
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < request->n; i++) {
         float sum = 0;
-        butler_view_value(view, first + i, value);
+        butler_view_value(view, request->first + i, value);
         for (int d = 0; d < shape->head_dim; d++)
             sum += value[d] * value[d];
-        out[i] = sqrtf(sum);
+        request->out[i] = sqrtf(sum);
     }
 }
 

@@ -91,6 +91,14 @@ struct butler_block_weights {
     int n_queries, n_seen, keys; /* keys: at most 256 */
 };
 
+/* Scores that are wanted: out[i * stride + (u - first)] of units u in [first, first + n) (slots or pages) for query i. */
+struct butler_score_request {
+    const float *q; /* [n_q][head_dim] */
+    int n_q, first, n;
+    float *out;
+    size_t stride;
+};
+
 /* Two parameters mean the same for every metric that has them: `page` (tokens that are selected together, by the highest score
  * among them) and `normalise` (with the words softmax and zscore: how heads that share a selection are made comparable). */
 struct butler_metric {
@@ -115,9 +123,8 @@ struct butler_metric {
      * 0..n-1 (softmax; it sums to 1). Called once per query, in order. */
     void (*observe)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
                     int position, const float *weights, size_t stride, int n);
-    /* out[i * stride + (u - first)] for units u in [first, first + n) (slots or pages) and queries q[n_q][head_dim]. */
     void (*score)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride);
+                  const struct butler_score_request *request);
     /* Bytes one score() over n_slots slots reads of records (keys read through the view count themselves). NULL: all
      * records once. */
     uint64_t (*score_bytes)(const struct butler_metric_shape *shape, const double *values, int n_slots);

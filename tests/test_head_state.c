@@ -52,17 +52,17 @@ static void begin_score(const struct butler_metric_shape *shape, const double *v
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
     const struct held *held = butler_view_state(view);
     int64_t sum = 0;
-    (void)shape, (void)values, (void)q, (void)n_q, (void)stride;
+    (void)shape, (void)values;
     for (int slot = 0; slot < butler_view_n_slots(view); slot++)
         sum += butler_view_position(view, slot);
     if (held->n != butler_view_n_slots(view) || held->sum != sum || held->begun != held->n)
         abort();
-    for (int i = 0; i < n; i++)
-        out[i] = (float)(butler_view_position(view, first + i) * 37 % 101);
+    for (int i = 0; i < request->n; i++)
+        request->out[i] = (float)(butler_view_position(view, request->first + i) * 37 % 101);
     __atomic_fetch_add(&n_scored, 1, __ATOMIC_RELAXED);
 }
 

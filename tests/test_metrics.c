@@ -82,10 +82,10 @@ static void scores_do_not_depend_on_how_they_are_asked_for(void **state)
         }
         memset(whole, 0x7f, sizeof whole);
         memset(piece, 0x7f, sizeof piece);
-        metric->score(&shape, values, &once.view, q, n_q, 0, n, whole[0], N);
+        metric->score(&shape, values, &once.view, &(struct butler_score_request){q, n_q, 0, n, whole[0], N});
         for (int first = 0, step = 1; first < n; first += step, step = step * 2 % 37 + 1) {
             step = BUTLER_MIN(step, n - first);
-            metric->score(&shape, values, &often.view, q, n_q, first, step, piece[0] + first, N);
+            metric->score(&shape, values, &often.view, &(struct butler_score_request){q, n_q, first, step, piece[0] + first, N});
         }
         for (int i = 0; i < GROUP; i++)
             if (memcmp(whole[i], piece[i], sizeof whole[i]))
@@ -117,7 +117,8 @@ static void check_page_bounds(const char *isa, enum butler_kv_type type)
         head_init(&head, &butler_metric_page_bounds, values, type, isa);
         grow(&head, &butler_metric_page_bounds, values, N, 5, 4);
         random_queries(q, GROUP, 8);
-        butler_metric_page_bounds.score(&shape, values, &head.view, q, GROUP, 0, PAGES, out[0], PAGES);
+        butler_metric_page_bounds.score(&shape, values, &head.view,
+                                        &(struct butler_score_request){q, GROUP, 0, PAGES, out[0], PAGES});
         for (int i = 0; i < N; i++)
             key_of(&head, i, keys[i]);
         for (int h = 0; h < GROUP; h++)
@@ -160,7 +161,8 @@ static void check_page_stats(const char *isa, enum butler_kv_type type)
         head_init(&head, &butler_metric_page_stats, values, type, isa);
         grow(&head, &butler_metric_page_stats, values, N, 3, 4);
         random_queries(q, GROUP, 8);
-        butler_metric_page_stats.score(&shape, values, &head.view, q, GROUP, 0, PAGES, out[0], PAGES);
+        butler_metric_page_stats.score(&shape, values, &head.view,
+                                       &(struct butler_score_request){q, GROUP, 0, PAGES, out[0], PAGES});
         for (int i = 0; i < N; i++)
             key_of(&head, i, keys[i]);
         for (int h = 0; h < GROUP; h++)
@@ -198,7 +200,7 @@ static void check_one_bit(const char *isa, enum butler_kv_type type)
         head_init(&head, &butler_metric_one_bit, values, type, isa);
         grow(&head, &butler_metric_one_bit, values, N, 10, 4);
         random_queries(q, GROUP, 8);
-        butler_metric_one_bit.score(&shape, values, &head.view, q, GROUP, 0, N, out[0], N);
+        butler_metric_one_bit.score(&shape, values, &head.view, &(struct butler_score_request){q, GROUP, 0, N, out[0], N});
         for (int i = 0; i < N; i++)
             key_of(&head, i, keys[i]);
         for (int h = 0; h < GROUP; h++)
@@ -244,7 +246,7 @@ static void check_pages_of_one_bit(const char *isa, enum butler_kv_type type)
     head_init(&head, &butler_metric_one_bit, values, type, isa);
     grow(&head, &butler_metric_one_bit, values, N, 10, 4);
     random_queries(q, GROUP, 8);
-    butler_metric_one_bit.score(&shape, values, &head.view, q, GROUP, 0, N, all[0], N_PAGES * PAGE);
+    butler_metric_one_bit.score(&shape, values, &head.view, &(struct butler_score_request){q, GROUP, 0, N, all[0], N_PAGES * PAGE});
     butler_metric_one_bit.scan->bounds(&head.view, q, GROUP, 0, N_PAGES, bounds[0], N_PAGES);
     butler_metric_one_bit.scan->score_pages(&head.view, q, GROUP, pages, BUTLER_COUNT(pages), some[0], BUTLER_COUNT(pages) * PAGE);
     assert_int_equal(butler_metric_one_bit.scan->bytes(DIM, N_PAGES, BUTLER_COUNT(pages)),
@@ -293,7 +295,7 @@ static void check_exact_and_norm(const char *isa, enum butler_kv_type type)
     head_init(&head, &butler_metric_exact, NULL, type, isa);
     grow(&head, &butler_metric_exact, NULL, N, 10, 4);
     random_queries(q, GROUP, 8);
-    butler_metric_exact.score(&shape, NULL, &head.view, q, GROUP, 0, N, out[0], N);
+    butler_metric_exact.score(&shape, NULL, &head.view, &(struct butler_score_request){q, GROUP, 0, N, out[0], N});
     for (int h = 0; h < GROUP; h++)
         for (int i = 0; i < N; i++) {
             key_of(&head, i, key);
@@ -302,7 +304,7 @@ static void check_exact_and_norm(const char *isa, enum butler_kv_type type)
     head_free(&head);
     head_init(&head, &butler_metric_key_norm, NULL, type, isa);
     grow(&head, &butler_metric_key_norm, NULL, N, 10, 4);
-    butler_metric_key_norm.score(&shape, NULL, &head.view, q, 1, 0, N, out[0], N);
+    butler_metric_key_norm.score(&shape, NULL, &head.view, &(struct butler_score_request){q, 1, 0, N, out[0], N});
     for (int i = 0; i < N; i++) {
         key_of(&head, i, key);
         near(out[0][i], -sqrt(dot(key, key)), 1e-5, "-|k|", i);
@@ -329,8 +331,8 @@ static void check_key_diff(const char *isa, enum butler_kv_type type)
     head.view.n_slots = HELD;
     metric->begin_score(&shape, NULL, &head.view, NULL, 1);
     metric->begin_score(&shape, NULL, &fresh.view, NULL, 1);
-    metric->score(&shape, NULL, &head.view, NULL, 1, 0, HELD, out, N);
-    metric->score(&shape, NULL, &fresh.view, NULL, 1, 0, HELD, of_fresh, N);
+    metric->score(&shape, NULL, &head.view, &(struct butler_score_request){NULL, 1, 0, HELD, out, N});
+    metric->score(&shape, NULL, &fresh.view, &(struct butler_score_request){NULL, 1, 0, HELD, of_fresh, N});
     assert_memory_equal(out, of_fresh, HELD * sizeof *out);
     for (int i = 0; i < HELD; i++) {
         key_of(&head, i, key);
@@ -408,7 +410,7 @@ static void keys_beyond_a_half_stay_finite(void **state)
         ((float *)head.keys)[9 * DIM] = -1e20f;
         metrics[m]->append(&shape, values, &head.view, 0, 40);
         const int n = metrics[m]->page_scores ? 3 : 40;
-        metrics[m]->score(&shape, values, &head.view, q, 1, 0, n, out, 40);
+        metrics[m]->score(&shape, values, &head.view, &(struct butler_score_request){q, 1, 0, n, out, 40});
         for (int i = 0; i < n; i++)
             assert_true(isfinite(out[i]));
         head_free(&head);
@@ -424,9 +426,9 @@ static void recency_and_random(void **state)
     struct head head;
     head_init(&head, &butler_metric_random, NULL, BUTLER_KV_F16, "ref");
     grow(&head, &butler_metric_random, NULL, N, N, 1);
-    butler_metric_recency.score(&shape, NULL, &head.view, NULL, 1, 10, 5, out[0], N);
+    butler_metric_recency.score(&shape, NULL, &head.view, &(struct butler_score_request){NULL, 1, 10, 5, out[0], N});
     assert_true(out[0][0] == 10 && out[0][4] == 14);
-    butler_metric_random.score(&shape, NULL, &head.view, NULL, GROUP, 0, N, out[0], N);
+    butler_metric_random.score(&shape, NULL, &head.view, &(struct butler_score_request){NULL, GROUP, 0, N, out[0], N});
     double sum = 0, squares = 0, across = 0;
     for (int h = 0; h < GROUP; h++)
         for (int i = 0; i < N; i++) {
@@ -441,16 +443,16 @@ static void recency_and_random(void **state)
     for (int i = 0; i < N; i++)
         positions[i] = N - 1 - i;
     head.view.positions = positions;
-    butler_metric_random.score(&shape, NULL, &head.view, NULL, GROUP, 0, N, again[0], N);
-    butler_metric_recency.score(&shape, NULL, &head.view, NULL, 1, 0, 1, again[0] + 1, N);
+    butler_metric_random.score(&shape, NULL, &head.view, &(struct butler_score_request){NULL, GROUP, 0, N, again[0], N});
+    butler_metric_recency.score(&shape, NULL, &head.view, &(struct butler_score_request){NULL, 1, 0, 1, again[0] + 1, N});
     assert_true(again[0][1] == N - 1);
-    butler_metric_random.score(&shape, NULL, &head.view, NULL, GROUP, 0, N, again[0], N);
+    butler_metric_random.score(&shape, NULL, &head.view, &(struct butler_score_request){NULL, GROUP, 0, N, again[0], N});
     for (int h = 0; h < GROUP; h++)
         for (int i = 0; i < N; i++)
             assert_true(again[h][i] == out[h][N - 1 - i]); /* the token's, wherever it lies */
     int equal = 0;
     head.view.query_position++;
-    butler_metric_random.score(&shape, NULL, &head.view, NULL, GROUP, 0, N, out[0], N);
+    butler_metric_random.score(&shape, NULL, &head.view, &(struct butler_score_request){NULL, GROUP, 0, N, out[0], N});
     for (int i = 0; i < GROUP * N; i++)
         equal += out[i / N][i % N] == again[i / N][i % N];
     assert_true(equal < 10);

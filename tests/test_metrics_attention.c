@@ -14,7 +14,7 @@ static void accumulated_attention(void **state)
         butler_metric_attention.observe(&shape, values, &head.view, 2, weights[0], 4, 3);
         grow(&head, &butler_metric_attention, values, 1, 1, 1);
         butler_metric_attention.observe(&shape, values, &head.view, 3, more[0], 4, 4);
-        butler_metric_attention.score(&shape, values, &head.view, NULL, GROUP, 0, 4, out[0], 4);
+        butler_metric_attention.score(&shape, values, &head.view, &(struct butler_score_request){NULL, GROUP, 0, 4, out[0], 4});
         for (int h = 0; h < GROUP; h++)
             for (int i = 0; i < 4; i++) {
                 double a = weights[h][i], b = more[h][i];
@@ -26,7 +26,7 @@ static void accumulated_attention(void **state)
         grow(&head, &butler_metric_attention, decaying, 4, 1, 1);
         for (int t = 0; t < 7; t++)
             butler_metric_attention.observe(&shape, decaying, &head.view, t, t == 0 ? weights[0] : more[0], 4, 4);
-        butler_metric_attention.score(&shape, decaying, &head.view, NULL, GROUP, 0, 4, out[0], 4);
+        butler_metric_attention.score(&shape, decaying, &head.view, &(struct butler_score_request){NULL, GROUP, 0, 4, out[0], 4});
         for (int h = 0; h < GROUP; h++)
             for (int i = 0; i < 4; i++) { /* the first two half-lives ago */
                 double sum = pow(weights[h][i], power) / 4;
@@ -67,8 +67,8 @@ static void attention_of_a_tile(void **state)
                 (struct butler_block_weights){weights[t * GROUP], factors[0] + t * GROUP, N, QUERIES * GROUP, m, SEEN + t, KEYS};
             butler_metric_attention.observe_block(&shape, values, &often.view, &block);
         }
-        metric->score(&shape, values, &once.view, NULL, GROUP, 0, N, whole[0], N);
-        metric->score(&shape, values, &often.view, NULL, GROUP, 0, N, parts[0], N);
+        metric->score(&shape, values, &once.view, &(struct butler_score_request){NULL, GROUP, 0, N, whole[0], N});
+        metric->score(&shape, values, &often.view, &(struct butler_score_request){NULL, GROUP, 0, N, parts[0], N});
         assert_memory_equal(whole, parts, sizeof whole);
         for (int h = 0; h < GROUP; h++)
             for (int i = 0; i < N; i++) {
@@ -94,7 +94,7 @@ static void last_query(void **state)
     grow(&head, &butler_metric_last_query, NULL, 2, 1, 1);
     butler_metric_last_query.observe(&shape, NULL, &head.view, 1, first[0], 2, 2);
     butler_metric_last_query.observe(&shape, NULL, &head.view, 2, then[0], 2, 2);
-    butler_metric_last_query.score(&shape, NULL, &head.view, NULL, GROUP, 0, 2, out[0], 2);
+    butler_metric_last_query.score(&shape, NULL, &head.view, &(struct butler_score_request){NULL, GROUP, 0, 2, out[0], 2});
     assert_memory_equal(out, then, sizeof out);
     assert_int_equal(butler_metric_last_query.attention_window(NULL), 1);
     head_free(&head);
@@ -112,10 +112,10 @@ static void verified(void **state)
     head_init(&head, &butler_metric_verified, values, BUTLER_KV_F16, "ref");
     grow(&head, &butler_metric_verified, values, 3, 1, 1);
     butler_metric_verified.observe(&shape, values, &head.view, 1, first[0], 3, 2); /* of two slots: the third is not touched */
-    butler_metric_verified.score(&shape, values, &head.view, NULL, 1, 0, 3, out, 3);
+    butler_metric_verified.score(&shape, values, &head.view, &(struct butler_score_request){NULL, 1, 0, 3, out, 3});
     assert_memory_equal(out, ((const float[]){1, .75f, 0}), sizeof out);
     butler_metric_verified.observe(&shape, values, &head.view, 2, then[0], 3, 3);
-    butler_metric_verified.score(&shape, values, &head.view, NULL, 1, 0, 3, out, 3);
+    butler_metric_verified.score(&shape, values, &head.view, &(struct butler_score_request){NULL, 1, 0, 3, out, 3});
     assert_memory_equal(out, ((const float[]){.5f, .625f, .75f}), sizeof out);
     head_free(&head);
 }
@@ -154,7 +154,8 @@ static void a_window_does_not_drift(void **state)
                 blocks[now][h][i] += floor((double)seen[h][i] * 16777216 + 0.5);
             }
         butler_metric_windowed.observe(&shape, values, &head.view, t, seen[0], N, head.view.n_slots);
-        butler_metric_windowed.score(&shape, values, &head.view, NULL, GROUP, 0, head.view.n_slots, out[0], N);
+        butler_metric_windowed.score(&shape, values, &head.view,
+                                     &(struct butler_score_request){NULL, GROUP, 0, head.view.n_slots, out[0], N});
         for (int h = 0; h < GROUP; h++)
             for (int i = 0; i < head.view.n_slots; i++) {
                 double sum = blocks[now][h][i];
@@ -189,7 +190,7 @@ static void a_window_holds_its_queries_in_few_bytes(void **state)
         grow(&head, &butler_metric_windowed, values, 1, 1, 1);
         for (int t = 0; t < 2 * W; t++) {
             butler_metric_windowed.observe(&shape, values, &head.view, t, t == begin ? one : none, 1, 1);
-            butler_metric_windowed.score(&shape, values, &head.view, NULL, GROUP, 0, 1, out, 1);
+            butler_metric_windowed.score(&shape, values, &head.view, &(struct butler_score_request){NULL, GROUP, 0, 1, out, 1});
             last = out[GROUP - 1] == 1 ? t : last;
         }
         assert_in_range(last, begin + W, begin + W + 15);
@@ -253,7 +254,8 @@ static void pooled_over_positions(void **state)
                     *sum = *sum < 0 ? add : *sum + add;
                 }
         }
-        butler_metric_pooled.score(&shape, values, &head.view, NULL, GROUP, 0, n, out[0], MAX_SLOTS);
+        butler_metric_pooled.score(&shape, values, &head.view,
+                                   &(struct butler_score_request){NULL, GROUP, 0, n, out[0], MAX_SLOTS});
         for (int h = 0; h < GROUP; h++)
             for (int i = 0; i < n; i++)
                 near(out[h][i], plain_pool(sums[h], length, positions[i], kernel, length - window, cases[c][4]), 1e-5, "pooled", i);

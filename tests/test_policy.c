@@ -366,11 +366,11 @@ static void commas_of_a_locale_do_not_matter(void **state)
 /* ------------------------------------------------------------------------------------------ plug-ins */
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)shape, (void)values, (void)view, (void)q, (void)n_q, (void)first, (void)stride;
-    for (int i = 0; i < n; i++)
-        out[i] = 0;
+    (void)shape, (void)values, (void)view;
+    for (int i = 0; i < request->n; i++)
+        request->out[i] = 0;
 }
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)

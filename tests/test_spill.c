@@ -286,13 +286,13 @@ static void append_sum(const struct butler_metric_shape *shape, const double *va
 }
 
 static void score_sum(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                      const float *q, int n_q, int first, int n, float *out, size_t stride)
+                      const struct butler_score_request *request)
 {
     (void)shape, (void)values;
-    butler_view_dot_keys(view, q, n_q, first, n, out, stride);
-    for (int i = 0; i < n_q; i++)
-        for (int j = 0; j < n; j++)
-            out[(size_t)i * stride + (size_t)j] += *(const float *)butler_view_record(view, first + j);
+    butler_view_dot_keys(view, request->q, request->n_q, request->first, request->n, request->out, request->stride);
+    for (int i = 0; i < request->n_q; i++)
+        for (int j = 0; j < request->n; j++)
+            request->out[(size_t)i * request->stride + (size_t)j] += *(const float *)butler_view_record(view, request->first + j);
 }
 
 static const struct butler_metric somebodys = {.abi = BUTLER_METRIC_ABI,

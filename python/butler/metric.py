@@ -195,18 +195,19 @@ class Caller:
     def observe_bytes(self, shape, values, n_slots):
         return int(self.metric.observe_bytes(*self.arguments(shape, values), n_slots))
 
-    def score(self, shape, values, view, q, n_q, first, n, out, stride):
+    def score(self, shape, values, view, request):
+        n_q, first, n = request.n_q, request.first, request.n
         scores = np.zeros((n_q, n), np.float32)  # what the library gets where the metric fails
         try:
             if self.raised.first is None:
-                queries = copy_of(q, n_q, shape.head_dim)
+                queries = copy_of(request.q, n_q, shape.head_dim)
                 found = np.asarray(self.with_view(shape, values, view, lambda v: self.metric.score(v, queries, first, n)))
                 if found.shape not in ((n_q, n), (n,) * (n_q == 1)):
                     raise ValueError(f"metric {self.metric.name}: score() gave an array {list(found.shape)}, not [{n_q}, {n}]")
                 scores[:] = found
         finally:
             for i in range(n_q):
-                ffi.memmove(out + i * stride, np.ascontiguousarray(scores[i]), n * 4)
+                ffi.memmove(request.out + i * request.stride, np.ascontiguousarray(scores[i]), n * 4)
 
     def callback(self, name):
         """The function for the library. Without an exception before it; score() must always write."""

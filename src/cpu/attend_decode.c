@@ -140,7 +140,8 @@ static void score_units(const struct butler_layer_state *state, int kv_head, con
     if (state->plan->reduction.rows == BUTLER_ROWS_COMBINED)
         metric->score_mean(state->shape, state->plan->values, &view, q, n_q, first, n, rows + first);
     else
-        metric->score(state->shape, state->plan->values, &view, q, n_q, first, n, rows + first, state->work->score_stride);
+        metric->score(state->shape, state->plan->values, &view,
+                      &(struct butler_score_request){q, n_q, first, n, rows + first, state->work->score_stride});
     if (first == 0) { /* records are counted once a head, keys as they are read */
         const int n_slots = butler_kv_at(kv, state->layer, kv_head)->n_slots;
         bytes += metric->score_bytes    ? metric->score_bytes(state->shape, state->plan->values, n_slots)

@@ -86,15 +86,14 @@ static void observe_block(const struct butler_metric_shape *shape, const double 
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)q;
-    const float *sums = butler_view_record(view, first);
+    const float *sums = butler_view_record(view, request->first);
     bool squares = values[0] == 2;
-    for (int head = 0; head < n_q; head++)
-        for (int i = 0; i < n; i++) {
+    for (int head = 0; head < request->n_q; head++)
+        for (int i = 0; i < request->n; i++) {
             float sum = sums[(size_t)i * shape->group + head];
-            out[(size_t)head * stride + i] = squares ? sqrtf(sum) : sum;
+            request->out[(size_t)head * request->stride + i] = squares ? sqrtf(sum) : sum;
         }
 }
 

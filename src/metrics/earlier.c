@@ -4,17 +4,18 @@
 #include "engine/metric.h"
 
 static void score_first(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                        const float *q, int n_q, int first, int n, float *out, size_t stride)
+                        const struct butler_score_request *request)
 {
-    (void)shape, (void)values, (void)q;
-    butler_view_dot_layer(view, 0, n_q, first, n, out, stride);
+    (void)shape, (void)values;
+    butler_view_dot_layer(view, 0, request->n_q, request->first, request->n, request->out, request->stride);
 }
 
 static void score_previous(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                           const float *q, int n_q, int first, int n, float *out, size_t stride)
+                           const struct butler_score_request *request)
 {
-    (void)shape, (void)values, (void)q;
-    butler_view_dot_layer(view, butler_view_layer(view) - 1, n_q, first, n, out, stride);
+    (void)shape, (void)values;
+    butler_view_dot_layer(view, butler_view_layer(view) - 1, request->n_q, request->first, request->n, request->out,
+                          request->stride);
 }
 
 const struct butler_metric butler_metric_first_layer = {

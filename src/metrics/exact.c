@@ -2,10 +2,10 @@
 #include "engine/metric.h"
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
     (void)shape, (void)values;
-    butler_view_dot_keys(view, q, n_q, first, n, out, stride);
+    butler_view_dot_keys(view, request->q, request->n_q, request->first, request->n, request->out, request->stride);
 }
 
 const struct butler_metric butler_metric_exact = {

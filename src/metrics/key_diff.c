@@ -71,13 +71,13 @@ static void begin_score(const struct butler_metric_shape *shape, const double *v
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
     const float *anchor = (const float *)((const int64_t *)butler_view_state(view) + shape->head_dim);
-    (void)values, (void)q, (void)n_q;
-    butler_view_dot_keys(view, anchor, 1, first, n, out, stride);
-    for (int i = 0; i < n; i++)
-        out[i] *= -*(const float *)butler_view_record(view, first + i);
+    (void)values;
+    butler_view_dot_keys(view, anchor, 1, request->first, request->n, request->out, request->stride);
+    for (int i = 0; i < request->n; i++)
+        request->out[i] *= -*(const float *)butler_view_record(view, request->first + i);
 }
 
 const struct butler_metric butler_metric_key_diff = {

@@ -24,11 +24,11 @@ static void append(const struct butler_metric_shape *shape, const double *values
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)shape, (void)values, (void)q, (void)n_q, (void)stride;
-    for (int i = 0; i < n; i++)
-        out[i] = *(const float *)butler_view_record(view, first + i);
+    (void)shape, (void)values;
+    for (int i = 0; i < request->n; i++)
+        request->out[i] = *(const float *)butler_view_record(view, request->first + i);
 }
 
 const struct butler_metric butler_metric_key_norm = {

@@ -25,13 +25,13 @@ static void observe(const struct butler_metric_shape *shape, const double *value
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)values, (void)q;
-    const float *last = butler_view_record(view, first);
-    for (int head = 0; head < n_q; head++)
-        for (int i = 0; i < n; i++)
-            out[(size_t)head * stride + i] = last[(size_t)i * shape->group + head];
+    (void)values;
+    const float *last = butler_view_record(view, request->first);
+    for (int head = 0; head < request->n_q; head++)
+        for (int i = 0; i < request->n; i++)
+            request->out[(size_t)head * request->stride + i] = last[(size_t)i * shape->group + head];
 }
 
 const struct butler_metric butler_metric_last_query = {

@@ -119,16 +119,18 @@ static void append(const struct butler_metric_shape *shape, const double *values
 
 /* Whole parts are scored directly into out. A part that [first, first + n) covers only partly goes through a row of 32. */
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
+    const int first = request->first, n_q = request->n_q;
+    const float *q = request->q;
+    float *out = request->out;
     (void)values;
     const struct butler_kernels *kernels = butler_view_kernels(view);
-    int dim = shape->head_dim, last = first + n;
+    int dim = shape->head_dim, last = first + request->n;
     for (int slot = first; slot < last;) {
         int r = slot / TOKENS, whole = slot % TOKENS ? 0 : (last - slot) / TOKENS;
         if (whole) {
-            kernels->one_bit(out + (slot - first), stride, q, n_q, part(view, r), butler_one_bit_bytes(dim), whole,
-                             dim);
+            kernels->one_bit(out + (slot - first), request->stride, q, n_q, part(view, r), butler_one_bit_bytes(dim), whole, dim);
             slot += whole * TOKENS;
             continue;
         }
@@ -138,7 +140,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
             int m = BUTLER_MIN(QUERIES, n_q - i);
             kernels->one_bit(rows, TOKENS, q + (size_t)i * dim, m, part(view, r), butler_one_bit_bytes(dim), 1, dim);
             for (int j = 0; j < m; j++)
-                memcpy(out + (size_t)(i + j) * stride + (slot - first), rows + j * TOKENS + slot % TOKENS,
+                memcpy(out + (size_t)(i + j) * request->stride + (slot - first), rows + j * TOKENS + slot % TOKENS,
                        (size_t)(end - slot) * sizeof *rows);
         }
         slot = end;

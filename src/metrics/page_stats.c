@@ -32,11 +32,12 @@ static void append(const struct butler_metric_shape *shape, const double *values
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
     (void)values;
     size_t record_bytes = (size_t)shape->head_dim * 2 * sizeof(uint16_t);
-    butler_view_kernels(view)->page_bounds(out, stride, q, n_q, butler_view_record(view, first), record_bytes, n, shape->head_dim);
+    butler_view_kernels(view)->page_bounds(request->out, request->stride, request->q, request->n_q,
+                                           butler_view_record(view, request->first), record_bytes, request->n, shape->head_dim);
 }
 
 const struct butler_metric butler_metric_page_stats = {

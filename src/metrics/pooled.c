@@ -137,9 +137,10 @@ static float pool(const float *table, int low, int high, int kernel, bool maximu
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)shape, (void)q;
+    const int first = request->first, n = request->n;
+    (void)shape;
     int kernel = (int)values[1], half = kernel / 2;
     int edge = newest_position(view) - (int)values[0] + 1; /* first position of the observation window */
     float table[BLOCK + MAX_KERNEL - 1];
@@ -149,7 +150,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
         lowest = BUTLER_MIN(lowest, p);
         highest = BUTLER_MAX(highest, p);
     }
-    for (int head = 0; head < n_q; head++)
+    for (int head = 0; head < request->n_q; head++)
         for (int from = lowest; from <= highest; from += BLOCK) {
             scatter(view, head, from - half, BLOCK + 2 * half, table);
             for (int i = 0; i < n; i++) {
@@ -161,7 +162,7 @@ static void score(const struct butler_metric_shape *shape, const double *values,
                     high = BUTLER_MIN(high, edge - 1 - from + half);
                 else
                     low = BUTLER_MAX(low, edge - from + half);
-                out[(size_t)head * stride + i] = pool(table, low, high, kernel, values[2] != 0);
+                request->out[(size_t)head * request->stride + i] = pool(table, low, high, kernel, values[2] != 0);
             }
         }
 }

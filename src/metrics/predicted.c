@@ -229,9 +229,9 @@ static const float *queries_of(const struct butler_metric_shape *shape, const st
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)q; /* the queries are the predictor's */
+    const int n_q = request->n_q; /* the queries are the predictor's */
     const int d = shape->predicted_dim, shared = shape->predicted_keys > 1 ? 1 : BUTLER_MIN(n_q, QUERIES);
     const float *predicted = queries_of(shape, view);
     const float factor = sqrtf((float)shape->head_dim / (float)d);
@@ -239,8 +239,8 @@ static void score(const struct butler_metric_shape *shape, const double *values,
     for (int i = 0; i < n_q; i += shared) {
         const int m = BUTLER_MIN(shared, n_q - i);
         prepare(&queries, predicted + i * d, m, d, factor, bits_of(values));
-        score_key(&(struct key_scan){view, &queries, m, shape->predicted_keys > 1 ? i : 0, d, bits_of(values)}, first, n,
-                  (struct butler_results){out + (size_t)i * stride, stride});
+        score_key(&(struct key_scan){view, &queries, m, shape->predicted_keys > 1 ? i : 0, d, bits_of(values)}, request->first,
+                  request->n, (struct butler_results){request->out + (size_t)i * request->stride, request->stride});
     }
 }
 

@@ -58,26 +58,27 @@ static void begin_score(const struct butler_metric_shape *shape, const double *v
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
+    const int n = request->n;
     const struct butler_centres *centres = view->centres;
     const struct butler_kernels *kernels = butler_view_kernels(view);
     const int n_pairs = centres->n_pairs, dim = shape->head_dim;
     const struct butler_predictor_pair *pairs = centres->pairs + (size_t)(butler_view_layer(view) * n_pairs);
     const float *spread = centres->spread + first_centre(shape, view), *query = butler_view_state(view);
     float keys[AT_ONCE * BUTLER_MAX_HEAD_DIM], lengths[BUTLER_MAX_HEAD_DIM / 2];
-    (void)values, (void)q;
+    (void)values;
     for (int done = 0; done < n; done += AT_ONCE) {
         const int m = BUTLER_MIN(n - done, AT_ONCE);
-        butler_view_keys(view, first + done, m, keys);
+        butler_view_keys(view, request->first + done, m, keys);
         for (int i = 0; i < m; i++) {
             const float *key = keys + i * dim;
             for (int f = 0; f < n_pairs; f++) {
                 const float a = key[pairs[f].first], b = key[pairs[f].second];
                 lengths[f] = sqrtf(a * a + b * b);
             }
-            for (int h = 0; h < n_q; h++)
-                out[(size_t)h * stride + (size_t)(done + i)] =
+            for (int h = 0; h < request->n_q; h++)
+                request->out[(size_t)h * request->stride + (size_t)(done + i)] =
                     kernels->dot(query + h * dim, key, dim) + kernels->dot(spread + h * n_pairs, lengths, n_pairs);
         }
     }

@@ -9,15 +9,16 @@ static uint64_t hash(uint64_t state, int x)
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)values, (void)q;
-    for (int i = 0; i < n_q; i++) {
+    (void)values;
+    for (int i = 0; i < request->n_q; i++) {
         uint64_t state = hash(shape->seed, butler_view_layer(view));
         state = hash(state, butler_view_kv_head(view) * shape->group + i);
         state = hash(state, butler_view_query_position(view));
-        for (int j = 0; j < n; j++)
-            out[(size_t)i * stride + j] = (float)(hash(state, butler_view_position(view, first + j)) >> 40) / 16777216.0f;
+        for (int j = 0; j < request->n; j++)
+            request->out[(size_t)i * request->stride + j] =
+                (float)(hash(state, butler_view_position(view, request->first + j)) >> 40) / 16777216.0f;
     }
 }
 

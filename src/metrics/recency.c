@@ -2,12 +2,12 @@
 #include "engine/metric.h"
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)shape, (void)values, (void)q, (void)n_q, (void)stride;
-    const int32_t *positions = view->positions ? view->positions + first : NULL;
-    for (int i = 0; i < n; i++)
-        out[i] = (float)(positions ? positions[i] : first + i);
+    (void)shape, (void)values;
+    const int32_t *positions = view->positions ? view->positions + request->first : NULL;
+    for (int i = 0; i < request->n; i++)
+        request->out[i] = (float)(positions ? positions[i] : request->first + i);
 }
 
 const struct butler_metric butler_metric_recency = {

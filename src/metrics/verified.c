@@ -38,10 +38,10 @@ static void observe(const struct butler_metric_shape *shape, const double *value
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)shape, (void)values, (void)q, (void)n_q, (void)stride;
-    memcpy(out, butler_view_record(view, first), (size_t)n * sizeof *out);
+    (void)shape, (void)values;
+    memcpy(request->out, butler_view_record(view, request->first), (size_t)request->n * sizeof *request->out);
 }
 
 const struct butler_metric butler_metric_verified = {

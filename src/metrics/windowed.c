@@ -88,17 +88,17 @@ static void observe(const struct butler_metric_shape *shape, const double *value
 }
 
 static void score(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
-                  const float *q, int n_q, int first, int n, float *out, size_t stride)
+                  const struct butler_score_request *request)
 {
-    (void)values, (void)q;
-    const unsigned char *record = butler_view_record(view, first);
-    for (int i = 0; i < n; i++, record += view->record_bytes) {
+    (void)values;
+    const unsigned char *record = butler_view_record(view, request->first);
+    for (int i = 0; i < request->n; i++, record += view->record_bytes) {
         const uint64_t *closed = (const uint64_t *)record;
         const uint32_t *filling = (const uint32_t *)(closed + shape->group);
-        if (i + AHEAD < n)
+        if (i + AHEAD < request->n)
             __builtin_prefetch(record + AHEAD * view->record_bytes);
-        for (int head = 0; head < n_q; head++)
-            out[(size_t)head * stride + i] = (float)((double)(closed[head] + filling[head]) / UNITS);
+        for (int head = 0; head < request->n_q; head++)
+            request->out[(size_t)head * request->stride + i] = (float)((double)(closed[head] + filling[head]) / UNITS);
     }
 }
 

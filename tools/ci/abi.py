@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 RECORDS = ROOT / "abi"
 # The number that changes with a struct of plug-ins.
-PLUGIN = dict.fromkeys(("butler_metric", "butler_metric_shape", "butler_metric_scan", "butler_param", "butler_param_form", "butler_block_weights"), "BUTLER_METRIC_ABI") | \
+PLUGIN = dict.fromkeys(("butler_metric", "butler_metric_shape", "butler_metric_scan", "butler_param", "butler_param_form", "butler_block_weights", "butler_score_request"), "BUTLER_METRIC_ABI") | \
     dict.fromkeys(("butler_step_view", "butler_step_action", "butler_step_plugin"), "BUTLER_STEP_ABI")
 HEADERS = ("butler.h", "butler_plugin.h", "butler_tools.h")
 

@@ -57,23 +57,6 @@ MANY_PARAMETERS = {
     "src/kernels/simd_matmul.h:each_rows": 10,
     "src/kernels/simd_matmul.h:rows_fn": 10,
     "src/kernels/simd_matmul.h:rows_with_tokens": 12,
-    "src/metrics/attention.c:score": 9,
-    "src/metrics/earlier.c:score_first": 9,
-    "src/metrics/earlier.c:score_previous": 9,
-    "src/metrics/exact.c:score": 9,
-    "src/metrics/key_diff.c:score": 9,
-    "src/metrics/key_norm.c:score": 9,
-    "src/metrics/last_query.c:score": 9,
-    "src/metrics/one_bit.c:score": 9,
-    "src/metrics/page_bounds.c:score": 9,
-    "src/metrics/page_stats.c:score": 9,
-    "src/metrics/pooled.c:score": 9,
-    "src/metrics/predicted.c:score": 9,
-    "src/metrics/query_centre.c:score": 9,
-    "src/metrics/random.c:score": 9,
-    "src/metrics/recency.c:score": 9,
-    "src/metrics/verified.c:score": 9,
-    "src/metrics/windowed.c:score": 9,
 }
 
 # Kinds of finding of cppcheck 2.10 that were wrong wherever they were found, and why.
