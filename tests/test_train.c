@@ -611,7 +611,8 @@ static void test_data_order(void **state)
     struct butler_error err = {0};
     struct butler_data data;
     setup_make(&s, 2);
-    assert_int_equal(butler_data_open(&data, s.engine->model, s.text, 1, NULL, 0, 48, 1, &err), 0);
+    struct butler_data_params params = {.paths = s.text, .n_paths = 1, .length = 48, .seed = 1};
+    assert_int_equal(butler_data_open(&data, s.engine->model, &params, &err), 0);
     const int n = (int)data.n_train;
     assert_true(n > 20);
     int32_t *ids = malloc((size_t)n * 2 * 48 * sizeof *ids);
@@ -625,8 +626,11 @@ static void test_data_order(void **state)
     }
     assert_true(n_moved > n / 2);
     butler_data_close(&data);
-    assert_true(butler_data_open(&data, s.engine->model, (const char *const[]){tiny_path("none")}, 1, NULL, 0, 48, 1, &err) < 0);
-    assert_true(butler_data_open(&data, s.engine->model, s.text, 1, NULL, 0, 1 << 20, 1, &err) < 0);
+    params.paths = (const char *const[]){tiny_path("none")};
+    assert_true(butler_data_open(&data, s.engine->model, &params, &err) < 0);
+    params.paths = s.text;
+    params.length = 1 << 20;
+    assert_true(butler_data_open(&data, s.engine->model, &params, &err) < 0);
     assert_non_null(strstr(err.message, "too short"));
     free(ids);
     free_engine(s.engine);

@@ -103,16 +103,16 @@ bool eval_journal_take(const struct eval_journal *journal, const char *key, cons
     return true;
 }
 
-int eval_journal_add(const struct eval_journal *journal, const char *key, const char *policy, const struct eval_run *run, int index,
-                     const double *values, const struct eval_cost *cost, const char *output, struct butler_error *err)
+int eval_journal_add(const struct eval_journal *journal, const struct eval_run *run, const struct eval_journal_item *item,
+                     struct butler_error *err)
 {
     char name[64];
     if (!journal->log.path)
         return 0;
-    name_of(name, key, &run->items.items[index], index);
-    json_t *lines =
-        json_pack("[{s:s, s:s, s:i, s:o, s:o, s:o*}]", "id", name, "policy", policy, "item", index, "values",
-                  numbers(values, run->n_values), "cost", numbers((const double *)cost, EVAL_N_COSTS), "output", text_of(output));
+    name_of(name, item->key, &run->items.items[item->index], item->index);
+    json_t *lines = json_pack("[{s:s, s:s, s:i, s:o, s:o, s:o*}]", "id", name, "policy", item->policy, "item", item->index,
+                              "values", numbers(item->values, run->n_values), "cost",
+                              numbers((const double *)item->cost, EVAL_N_COSTS), "output", text_of(item->output));
     const int code = lines ? eval_log_append(&journal->log, lines, err)
                            : butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a row", journal->log.path);
     json_decref(lines);

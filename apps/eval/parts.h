@@ -111,8 +111,16 @@ int eval_journal_open(struct eval_journal *journal, const char *results_path, in
 /* Whether the journal has the run's item `index` (key: eval_items_key). Then values[run->n_values] and *cost are filled. */
 bool eval_journal_take(const struct eval_journal *journal, const char *key, const struct eval_run *run, int index, double *values,
                        struct eval_cost *cost);
-int eval_journal_add(const struct eval_journal *journal, const char *key, const char *policy, const struct eval_run *run, int index,
-                     const double *values, const struct eval_cost *cost, const char *output, struct butler_error *err);
+/* What the journal keeps of an item. */
+struct eval_journal_item {
+    const char *key, *policy;
+    int index;
+    const double *values; /* [run->n_values] */
+    const struct eval_cost *cost;
+    const char *output;
+};
+int eval_journal_add(const struct eval_journal *journal, const struct eval_run *run, const struct eval_journal_item *item,
+                     struct butler_error *err);
 void eval_journal_close(struct eval_journal *journal);
 
 /* The policy with which the others are compared item by item. */

@@ -32,6 +32,7 @@ struct reference {
 
 /* A policy's sessions: at the given budget, and at half of all tokens for top_half_accuracy. */
 struct follower {
+    const struct eval_policy *policy;
     struct butler_session *session, *half;
     struct butler_capture capture;
 };
@@ -142,9 +143,10 @@ static void mark(const float *scores, int n, int k, struct scratch *scratch, uns
         scratch->marks[scratch->chosen[i]] |= bit;
 }
 
-static void measure_head(const struct eval_run *run, const struct reference *reference, const struct follower *follower,
-                         const struct eval_policy *policy, int row, struct scratch *scratch, double *sums)
+static void measure_head(const struct eval_run *run, const struct reference *reference, const struct follower *follower, int row,
+                         struct scratch *scratch, double *sums)
 {
+    const struct eval_policy *policy = follower->policy;
     const int n = butler_n_past(reference->session), layer = row / reference->n_heads, head = row % reference->n_heads;
     if (!eval_policy_applies(run, policy, layer)) { /* dense for everybody: in no mean */
         for (int s = 0; s < SUMS; s++)
@@ -173,9 +175,9 @@ static void measure_head(const struct eval_run *run, const struct reference *ref
     sums[2] += (double)(n - (n_half - right) - (half - right)) / n;
 }
 
+/* values: a row for each follower */
 static int follow(const struct eval_run *run, const struct eval_item *item, struct reference *reference, struct follower *followers,
-                  const struct eval_policy *const *policies, int n_policies, struct scratch *scratch, double *const *values,
-                  struct butler_error *err)
+                  int n_followers, struct scratch *scratch, double *const *values, struct butler_error *err)
 {
     int charged;
     if (eval_option_int(run, "charge", 0, 1, &charged, err) < 0)
@@ -184,19 +186,19 @@ static int follow(const struct eval_run *run, const struct eval_item *item, stru
         int code = eval_check_stop(run, err);
         if (code == 0)
             code = butler_step(reference->session, item->ids[at], err);
-        for (int p = 0; p < n_policies && code == 0; p++) {
+        for (int p = 0; p < n_followers && code == 0; p++) {
             struct follower *follower = &followers[p];
             if ((code = eval_check_stop(run, err)) < 0)
                 break;
-            if (has_tokens(policies[p]))
-                code =
-                    butler_session_set_budget(follower->session, charge(run, follower->session, policies[p], at + 1, charged), err);
+            if (has_tokens(follower->policy))
+                code = butler_session_set_budget(follower->session,
+                                                 charge(run, follower->session, follower->policy, at + 1, charged), err);
             if (code == 0)
                 code = butler_step(follower->session, item->ids[at], err);
             if (code == 0)
                 code = butler_step(follower->half, item->ids[at], err);
             for (int i = 0; i < reference->n_layers * reference->n_heads && code == 0; i++)
-                measure_head(run, reference, follower, policies[p], i, scratch, values[p] + SUMS * i);
+                measure_head(run, reference, follower, i, scratch, values[p] + SUMS * i);
             values[p][run->n_values - EXTRA]++;
         }
         if (code < 0)
@@ -274,6 +276,7 @@ static int start_all(const struct eval_run *run, const struct eval_item *item, s
             if (eval_policy_observes(run, policies[p]->runs) != (bool)observes)
                 continue;
             struct follower *follower = &followers[p];
+            follower->policy = policies[p];
             follower->capture = (struct butler_capture){.attended = put_output, .user = reference};
             code = start(run, item, policies[p], false, &donor, &follower->capture, &follower->session, err);
             if (code == 0)
@@ -314,7 +317,7 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
     if (code == 0)
         code = start_all(run, item, &reference, followers, policies, n, err);
     if (code == 0)
-        code = follow(run, item, &reference, followers, policies, n, &scratch, values, err);
+        code = follow(run, item, &reference, followers, n, &scratch, values, err);
     for (int p = 0; p < n && code == 0; p++) {
         struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         butler_session_stats(followers[p].session, &stats);

@@ -54,8 +54,13 @@ static int finish_one(struct pass *pass, int p, int item, const char *output, st
 {
     const size_t at = index_of(pass, p, item);
     pthread_mutex_lock(&pass->lock);
-    const int code = eval_journal_add(pass->journal, pass->keys[p], pass->policies[p]->text, pass->run, item,
-                                      values_of(pass, p, item), &pass->shares.costs[at], output, err);
+    const struct eval_journal_item kept = {.key = pass->keys[p],
+                                           .policy = pass->policies[p]->text,
+                                           .index = item,
+                                           .values = values_of(pass, p, item),
+                                           .cost = &pass->shares.costs[at],
+                                           .output = output};
+    const int code = eval_journal_add(pass->journal, pass->run, &kept, err);
     pass->shares.have[at] = code == 0;
     pass->n_finished++;
     show_progress(pass);

@@ -89,20 +89,23 @@ void butler_blas_free(struct butler_blas *blas)
     free(blas);
 }
 
-void butler_blas_nt(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                    int ldb, bool add, float *c, int ldc)
+static void multiply(const struct butler_blas *blas, int trans_a, int trans_b, const struct butler_gemm *p)
 {
-    blas->gemm(ROW_MAJOR, PLAIN, TRANSPOSED, m, n, k, alpha, a, lda, b, ldb, add ? 1.0f : 0.0f, c, ldc);
+    blas->gemm(ROW_MAJOR, trans_a, trans_b, p->m, p->n, p->k, p->alpha, p->a, p->lda, p->b, p->ldb, p->add ? 1.0f : 0.0f, p->c,
+               p->ldc);
 }
 
-void butler_blas_nn(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                    int ldb, bool add, float *c, int ldc)
+void butler_blas_nt(const struct butler_blas *blas, const struct butler_gemm *product)
 {
-    blas->gemm(ROW_MAJOR, PLAIN, PLAIN, m, n, k, alpha, a, lda, b, ldb, add ? 1.0f : 0.0f, c, ldc);
+    multiply(blas, PLAIN, TRANSPOSED, product);
 }
 
-void butler_blas_tn(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                    int ldb, bool add, float *c, int ldc)
+void butler_blas_nn(const struct butler_blas *blas, const struct butler_gemm *product)
 {
-    blas->gemm(ROW_MAJOR, TRANSPOSED, PLAIN, m, n, k, alpha, a, lda, b, ldb, add ? 1.0f : 0.0f, c, ldc);
+    multiply(blas, PLAIN, PLAIN, product);
+}
+
+void butler_blas_tn(const struct butler_blas *blas, const struct butler_gemm *product)
+{
+    multiply(blas, TRANSPOSED, PLAIN, product);
 }

@@ -14,15 +14,25 @@ struct butler_blas *butler_blas_load(struct butler_error *err);
 int butler_blas_check_room(int n_threads, struct butler_error *err);
 void butler_blas_free(struct butler_blas *blas);
 
-/* The three products of a layer y = x W^T, all row-major, a row stride (in floats) beside each matrix; c += with add.
+/* A product of row-major matrices, each with its row stride in floats; c += with add. */
+struct butler_gemm {
+    int m, n, k;
+    float alpha;
+    const float *a;
+    int lda;
+    const float *b;
+    int ldb;
+    bool add;
+    float *c;
+    int ldc;
+};
+
+/* The three products of a layer y = x W^T.
  *   nt: c[m][n] (+)= alpha a[m][k] b[n][k]^T     forward
  *   nn: c[m][n] (+)= alpha a[m][k] b[k][n]       gradient of x
  *   tn: c[m][n] (+)= alpha a[k][m]^T b[k][n]     gradient of W */
-void butler_blas_nt(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                    int ldb, bool add, float *c, int ldc);
-void butler_blas_nn(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                    int ldb, bool add, float *c, int ldc);
-void butler_blas_tn(const struct butler_blas *blas, int m, int n, int k, float alpha, const float *a, int lda, const float *b,
-                    int ldb, bool add, float *c, int ldc);
+void butler_blas_nt(const struct butler_blas *blas, const struct butler_gemm *product);
+void butler_blas_nn(const struct butler_blas *blas, const struct butler_gemm *product);
+void butler_blas_tn(const struct butler_blas *blas, const struct butler_gemm *product);
 
 #endif

@@ -85,10 +85,11 @@ static int cut(struct butler_data *data, struct butler_error *err)
     return 0;
 }
 
-int butler_data_open(struct butler_data *data, const struct butler_model *model, const char *const *paths, int n_paths,
-                     const char *const *valid, int n_valid, int length, uint64_t seed, struct butler_error *err)
+int butler_data_open(struct butler_data *data, const struct butler_model *model, const struct butler_data_params *params,
+                     struct butler_error *err)
 {
-    *data = (struct butler_data){.model = model, .length = length, .seed = seed};
+    const int n_paths = params->n_paths, n_valid = params->n_valid, length = params->length;
+    *data = (struct butler_data){.model = model, .length = length, .seed = params->seed};
     if (n_paths < 1 || n_paths > BUTLER_DATA_MAX_FILES || n_valid < 0 || n_valid > BUTLER_DATA_MAX_FILES)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%d files of text: from 1 to %d can be trained on", n_paths,
                            BUTLER_DATA_MAX_FILES);
@@ -97,9 +98,9 @@ int butler_data_open(struct butler_data *data, const struct butler_model *model,
                            BUTLER_DATA_MIN_TOKENS);
     int code = 0;
     for (int i = 0; i < n_paths && code == 0; i++)
-        code = map_file(data, &data->files[data->n_files++], paths[i], err);
+        code = map_file(data, &data->files[data->n_files++], params->paths[i], err);
     for (int i = 0; i < n_valid && code == 0; i++)
-        code = map_file(data, &data->files[data->n_files + data->n_valid_files++], valid[i], err);
+        code = map_file(data, &data->files[data->n_files + data->n_valid_files++], params->valid[i], err);
     if (code == 0)
         code = measure_piece(data, err);
     if (code == 0)

@@ -25,9 +25,15 @@ struct butler_data {
     uint64_t digest;          /* of the files' sizes and samples: a restored run checks it */
 };
 
-/* Without files in valid, the last hundredth of every file, at least one piece, is held out. */
-int butler_data_open(struct butler_data *data, const struct butler_model *model, const char *const *paths, int n_paths,
-                     const char *const *valid, int n_valid, int length, uint64_t seed, struct butler_error *err);
+struct butler_data_params {
+    const char *const *paths, *const *valid; /* files to train on; held-out ones */
+    int n_paths, n_valid;                    /* n_valid 0: the last hundredth of every file, at least one piece, is held out */
+    int length;                              /* maximum tokens of a text */
+    uint64_t seed;
+};
+
+int butler_data_open(struct butler_data *data, const struct butler_model *model, const struct butler_data_params *params,
+                     struct butler_error *err);
 void butler_data_close(struct butler_data *data);
 
 /* ids[length] of text number i >= 0; each pass over the data has another order. Returns the number of ids, at least

@@ -8,15 +8,15 @@
 
 void butler_linear(const struct butler_blas *blas, int n, int n_in, int n_out, const float *x, const float *w, float *y)
 {
-    butler_blas_nt(blas, n, n_out, n_in, 1, x, n_in, w, n_in, false, y, n_out);
+    butler_blas_nt(blas, &(struct butler_gemm){n, n_out, n_in, 1, x, n_in, w, n_in, false, y, n_out});
 }
 
-void butler_linear_back(const struct butler_blas *blas, int n, int n_in, int n_out, const float *x, const float *w, const float *dy,
-                        float *dw, float *dx, bool add)
+void butler_linear_back(const struct butler_blas *blas, int n, int n_in, int n_out, const float *x, const float *w,
+                        const struct butler_gradients *d)
 {
-    butler_blas_tn(blas, n_out, n_in, n, 1, dy, n_out, x, n_in, true, dw, n_in);
-    if (dx)
-        butler_blas_nn(blas, n, n_in, n_out, 1, dy, n_out, w, n_in, add, dx, n_in);
+    butler_blas_tn(blas, &(struct butler_gemm){n_out, n_in, n, 1, d->dy, n_out, x, n_in, true, d->dw, n_in});
+    if (d->dx)
+        butler_blas_nn(blas, &(struct butler_gemm){n, n_in, n_out, 1, d->dy, n_out, w, n_in, d->add, d->dx, n_in});
 }
 
 static void moments(const float *x, int dim, float eps, float *mean, float *rate)
@@ -41,18 +41,19 @@ void butler_norm_rows(int n, int dim, const float *x, const float *weight, const
     }
 }
 
-void butler_norm_rows_back(int n, int dim, const float *x, const float *weight, float eps, const float *dy, float *dweight,
-                           float *dbias, float *dx)
+void butler_norm_rows_back(int n, int dim, const float *x, const float *weight, float eps, const struct butler_gradients *d)
 {
+    const float *dy = d->dy;
+    float *dx = d->dx;
     for (int t = 0; t < n; t++, x += dim, dy += dim, dx = dx ? dx + dim : NULL) {
         float mean, rate;
         double sum = 0, along = 0; /* of the gradient of the normed row, and its dot product with that row */
         moments(x, dim, eps, &mean, &rate);
         for (int i = 0; i < dim; i++) {
             const float normed = (x[i] - mean) * rate, slope = dy[i] * weight[i];
-            dweight[i] += dy[i] * normed;
-            if (dbias)
-                dbias[i] += dy[i];
+            d->dw[i] += dy[i] * normed;
+            if (d->dbias)
+                d->dbias[i] += dy[i];
             sum += (double)slope;
             along += (double)slope * (double)normed;
         }
@@ -117,50 +118,57 @@ static struct panel panel_at(int first, int n, int window)
     return (struct panel){first, n_rows, from, first + n_rows - from};
 }
 
-/* Attention weights p[n_rows][n_cols] of a panel: zero outside each row's window. */
-static void weights(const struct butler_blas *blas, const struct butler_vector_loops *loops, const struct panel *panel, int window,
-                    int stride, int dim, const float *q, const float *k, float *p)
+/* Attention weights p[n_rows][n_cols] of a panel of the head whose channels begin at `head`: zero outside each row's window. */
+static void weights(const struct butler_blas *blas, const struct butler_vector_loops *loops, const struct butler_self_attention *a,
+                    const struct panel *panel, size_t head, float *p)
 {
-    butler_blas_nt(blas, panel->n_rows, panel->n_cols, dim, 1 / sqrtf((float)dim), q + (size_t)panel->first * (size_t)stride,
-                   stride, k + (size_t)panel->from * (size_t)stride, stride, false, p, panel->n_cols);
+    const int stride = a->n_heads * a->dim;
+    butler_blas_nt(blas,
+                   &(struct butler_gemm){panel->n_rows, panel->n_cols, a->dim, 1 / sqrtf((float)a->dim),
+                                         a->q + head + (size_t)panel->first * (size_t)stride, stride,
+                                         a->k + head + (size_t)panel->from * (size_t)stride, stride, false, p, panel->n_cols});
     for (int r = 0; r < panel->n_rows; r++, p += panel->n_cols) {
-        const int end = panel->first + r + 1 - panel->from, begin = BUTLER_MAX(end - window, 0), n = end - begin;
+        const int end = panel->first + r + 1 - panel->from, begin = BUTLER_MAX(end - a->window, 0), n = end - begin;
         loops->scale(p + begin, 1 / loops->exp_sum(p + begin, loops->max(p + begin, n), n), n);
         memset(p, 0, (size_t)begin * sizeof *p);
         memset(p + end, 0, (size_t)(panel->n_cols - end) * sizeof *p);
     }
 }
 
-void butler_self_attention(const struct butler_blas *blas, const struct butler_vector_loops *loops, int n, int n_heads, int dim,
-                           int window, const float *q, const float *k, const float *v, float *panels, float *out)
+void butler_self_attention(const struct butler_blas *blas, const struct butler_vector_loops *loops,
+                           const struct butler_self_attention *attention, float *out)
 {
-    const int stride = n_heads * dim;
-    for (int h = 0; h < n_heads; h++, q += dim, k += dim, v += dim, out += dim)
+    const int n = attention->n, dim = attention->dim, stride = attention->n_heads * dim;
+    for (int h = 0; h < attention->n_heads; h++)
         for (int first = 0; first < n; first += BUTLER_LOSS_ROWS) {
-            const struct panel panel = panel_at(first, n, window);
-            weights(blas, loops, &panel, window, stride, dim, q, k, panels);
-            butler_blas_nn(blas, panel.n_rows, dim, panel.n_cols, 1, panels, panel.n_cols, v + (size_t)panel.from * (size_t)stride,
-                           stride, false, out + (size_t)first * (size_t)stride, stride);
+            const struct panel panel = panel_at(first, n, attention->window);
+            const size_t head = (size_t)(h * dim);
+            weights(blas, loops, attention, &panel, head, attention->panels);
+            butler_blas_nn(blas, &(struct butler_gemm){panel.n_rows, dim, panel.n_cols, 1, attention->panels, panel.n_cols,
+                                                       attention->v + head + (size_t)panel.from * (size_t)stride, stride, false,
+                                                       out + head + (size_t)first * (size_t)stride, stride});
         }
 }
 
-void butler_self_attention_back(const struct butler_blas *blas, const struct butler_vector_loops *loops, int n, int n_heads,
-                                int dim, int window, const float *q, const float *k, const float *v, const float *dout,
-                                float *panels, float *dq, float *dk, float *dv)
+void butler_self_attention_back(const struct butler_blas *blas, const struct butler_vector_loops *loops,
+                                const struct butler_self_attention *attention, const float *dout, float *dq, float *dk, float *dv)
 {
-    const int stride = n_heads * dim;
+    const int n = attention->n, dim = attention->dim, stride = attention->n_heads * dim;
     const float scale = 1 / sqrtf((float)dim);
-    float *p = panels, *dp = panels + (size_t)BUTLER_LOSS_ROWS * (size_t)n;
+    float *p = attention->panels, *dp = p + (size_t)BUTLER_LOSS_ROWS * (size_t)n;
     memset(dk, 0, (size_t)n * (size_t)stride * sizeof *dk);
     memset(dv, 0, (size_t)n * (size_t)stride * sizeof *dv);
-    for (int h = 0; h < n_heads; h++, q += dim, k += dim, v += dim, dout += dim, dq += dim, dk += dim, dv += dim)
+    for (int h = 0; h < attention->n_heads; h++)
         for (int first = 0; first < n; first += BUTLER_LOSS_ROWS) {
-            const struct panel panel = panel_at(first, n, window);
+            const struct panel panel = panel_at(first, n, attention->window);
             const int n_rows = panel.n_rows, n_cols = panel.n_cols;
-            const size_t at = (size_t)first * (size_t)stride, from = (size_t)panel.from * (size_t)stride;
-            weights(blas, loops, &panel, window, stride, dim, q, k, p);
-            butler_blas_tn(blas, n_cols, dim, n_rows, 1, p, n_cols, dout + at, stride, true, dv + from, stride);
-            butler_blas_nt(blas, n_rows, n_cols, dim, 1, dout + at, stride, v + from, stride, false, dp, n_cols);
+            const size_t head = (size_t)(h * dim), at = head + (size_t)first * (size_t)stride;
+            const size_t from = head + (size_t)panel.from * (size_t)stride;
+            weights(blas, loops, attention, &panel, head, p);
+            butler_blas_tn(blas,
+                           &(struct butler_gemm){n_cols, dim, n_rows, 1, p, n_cols, dout + at, stride, true, dv + from, stride});
+            butler_blas_nt(blas, &(struct butler_gemm){n_rows, n_cols, dim, 1, dout + at, stride, attention->v + from, stride,
+                                                       false, dp, n_cols});
             for (int r = 0; r < n_rows; r++) { /* through the softmax: ds = p (dp - p . dp) */
                 float *row = dp + (size_t)r * (size_t)n_cols;
                 const float *weight = p + (size_t)r * (size_t)n_cols;
@@ -168,7 +176,9 @@ void butler_self_attention_back(const struct butler_blas *blas, const struct but
                 for (int i = 0; i < n_cols; i++)
                     row[i] = weight[i] * (row[i] - along);
             }
-            butler_blas_nn(blas, n_rows, dim, n_cols, scale, dp, n_cols, k + from, stride, false, dq + at, stride);
-            butler_blas_tn(blas, n_cols, dim, n_rows, scale, dp, n_cols, q + at, stride, true, dk + from, stride);
+            butler_blas_nn(blas, &(struct butler_gemm){n_rows, dim, n_cols, scale, dp, n_cols, attention->k + from, stride, false,
+                                                       dq + at, stride});
+            butler_blas_tn(blas, &(struct butler_gemm){n_cols, dim, n_rows, scale, dp, n_cols, attention->q + at, stride, true,
+                                                       dk + from, stride});
         }
 }

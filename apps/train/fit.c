@@ -155,8 +155,8 @@ static void write_targets(const struct fit *fit, const struct butler_states *sta
 /* a[m][m] += x^T x, b[m][width] += x^T y of n rows */
 static void add_normal(const struct fit *fit, int n, int m, int width, const float *x, const float *y, float *a, float *b)
 {
-    butler_blas_tn(fit->blas, m, m, n, 1, x, m, x, m, true, a, m);
-    butler_blas_tn(fit->blas, m, width, n, 1, x, m, y, width, true, b, width);
+    butler_blas_tn(fit->blas, &(struct butler_gemm){m, m, n, 1, x, m, x, m, true, a, m});
+    butler_blas_tn(fit->blas, &(struct butler_gemm){m, width, n, 1, x, m, y, width, true, b, width});
 }
 
 /* out: of each producer a[n_embd + 1][n_embd + 1] and b[n_embd + 1][targets], of its normed input and a constant 1. */
@@ -250,7 +250,7 @@ static void largest_directions(const struct fit *fit, int n, int rank, const flo
     for (size_t i = 0; i < (size_t)rank * (size_t)n; i++)
         u[i] = butler_random_normal(&seed);
     for (int i = 0; i < ITERATIONS; i++) {
-        butler_blas_nn(fit->blas, rank, n, n, 1, u, n, t, n, false, spare, n);
+        butler_blas_nn(fit->blas, &(struct butler_gemm){rank, n, n, 1, u, n, t, n, false, spare, n});
         memcpy(u, spare, (size_t)rank * (size_t)n * sizeof *u);
         for (int r = 0; r < rank; r++) {
             float *row = u + (size_t)r * (size_t)n;
@@ -283,10 +283,10 @@ static int fit_bias(const struct fit *fit, int rank, const float *first, float *
     float *gram = butler_alloc((size_t)rank * (size_t)rank * sizeof *gram, err);
     if (!gram)
         return BUTLER_ERROR_MEMORY;
-    butler_blas_nt(fit->blas, rank, rank, embd, 1, first, embd, first, embd, false, gram, rank);
+    butler_blas_nt(fit->blas, &(struct butler_gemm){rank, rank, embd, 1, first, embd, first, embd, false, gram, rank});
     const int code = regress(rank, gram, 1e-3, 1, constant, constant, err);
     if (code == 0)
-        butler_blas_tn(fit->blas, embd, 1, rank, 1, first, embd, constant, 1, false, bias, 1);
+        butler_blas_tn(fit->blas, &(struct butler_gemm){embd, 1, rank, 1, first, embd, constant, 1, false, bias, 1});
     free(gram);
     return code;
 }
@@ -304,11 +304,12 @@ static int fit_producer(const struct fit *fit, int producer, const float *a, con
     int code = regress(m, a, INPUT_RIDGE, width, b, w, err);
     if (code < 0)
         return code;
-    butler_blas_nn(fit->blas, m, width, m, 1, a, m, w, width, false, aw, width);
-    butler_blas_tn(fit->blas, width, width, m, 1, w, width, aw, width, false, t, width); /* of the fitted targets */
+    butler_blas_nn(fit->blas, &(struct butler_gemm){m, width, m, 1, a, m, w, width, false, aw, width});
+    butler_blas_tn(fit->blas,
+                   &(struct butler_gemm){width, width, m, 1, w, width, aw, width, false, t, width}); /* of the fitted targets */
     largest_directions(fit, width, rank, t, u, spare);
-    butler_blas_nt(fit->blas, rank, m, width, 1, u, width, w, width, false, reduced, m);
-    butler_blas_nn(fit->blas, rank, width, width, 1, u, width, t, width, false, spare, width);
+    butler_blas_nt(fit->blas, &(struct butler_gemm){rank, m, width, 1, u, width, w, width, false, reduced, m});
+    butler_blas_nn(fit->blas, &(struct butler_gemm){rank, width, width, 1, u, width, t, width, false, spare, width});
     const float n_rows = a[(size_t)m * (size_t)m - 1];
     for (int r = 0; r < rank; r++) {
         const float *row = reduced + (size_t)r * (size_t)m;

@@ -42,10 +42,12 @@ static struct panel panel_of(const struct butler_loss_heads *heads, int first, i
 static void make_scores(const struct butler_blas *blas, const struct butler_loss_heads *heads, const struct panel *panel)
 {
     const size_t row = (size_t)panel->first * (size_t)heads->n_heads;
-    butler_blas_nt(blas, panel->n_rows, panel->n_cols, heads->dim, 1.0f / sqrtf((float)heads->dim),
-                   heads->q + row * (size_t)heads->dim, heads->dim, heads->k, heads->k_stride, false, panel->z, panel->n_cols);
-    butler_blas_nt(blas, panel->n_rows, panel->n_cols, heads->d, 1.0f / sqrtf((float)heads->d), heads->qp + row * (size_t)heads->d,
-                   heads->d, heads->kp, heads->kp_stride, false, panel->s, panel->n_cols);
+    butler_blas_nt(blas, &(struct butler_gemm){panel->n_rows, panel->n_cols, heads->dim, 1.0f / sqrtf((float)heads->dim),
+                                               heads->q + row * (size_t)heads->dim, heads->dim, heads->k, heads->k_stride, false,
+                                               panel->z, panel->n_cols});
+    butler_blas_nt(blas, &(struct butler_gemm){panel->n_rows, panel->n_cols, heads->d, 1.0f / sqrtf((float)heads->d),
+                                               heads->qp + row * (size_t)heads->d, heads->d, heads->kp, heads->kp_stride, false,
+                                               panel->s, panel->n_cols});
 }
 
 /* Gradients of the predicted queries and keys. */
@@ -53,10 +55,10 @@ static void back_scores(const struct butler_blas *blas, const struct butler_loss
 {
     const size_t at = (size_t)panel->first * (size_t)(heads->n_heads * heads->d);
     const float scale = 1.0f / sqrtf((float)heads->d);
-    butler_blas_nn(blas, panel->n_rows, heads->d, panel->n_cols, scale, panel->s, panel->n_cols, heads->kp, heads->kp_stride, false,
-                   heads->dqp + at, heads->d);
-    butler_blas_tn(blas, panel->n_cols, heads->d, panel->n_rows, scale, panel->s, panel->n_cols, heads->qp + at, heads->d, true,
-                   heads->dkp, heads->kp_stride);
+    butler_blas_nn(blas, &(struct butler_gemm){panel->n_rows, heads->d, panel->n_cols, scale, panel->s, panel->n_cols, heads->kp,
+                                               heads->kp_stride, false, heads->dqp + at, heads->d});
+    butler_blas_tn(blas, &(struct butler_gemm){panel->n_cols, heads->d, panel->n_rows, scale, panel->s, panel->n_cols,
+                                               heads->qp + at, heads->d, true, heads->dkp, heads->kp_stride});
 }
 
 /* One row: sum of (s - z)^2 over n tokens; s = slope * (s - z), zero after them. */

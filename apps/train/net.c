@@ -116,8 +116,8 @@ void butler_net_mid_back(const struct butler_net *net, struct butler_net_mid *mi
                          const float *x, float *dx, bool add)
 {
     butler_silu_back((size_t)mid->n * (size_t)first->n_rows, mid->pre, mid->dmid, mid->dmid);
-    butler_linear_back(net->blas, mid->n, first->n_cols, first->n_rows, x, first->data, mid->dmid, butler_net_grad(net, first, 0),
-                       dx, add);
+    butler_linear_back(net->blas, mid->n, first->n_cols, first->n_rows, x, first->data,
+                       &(struct butler_gradients){.dy = mid->dmid, .dw = butler_net_grad(net, first, 0), .dx = dx, .add = add});
 }
 
 void butler_net_second_forward(const struct butler_net *net, const struct butler_net_mid *mid,
@@ -129,8 +129,9 @@ void butler_net_second_forward(const struct butler_net *net, const struct butler
 void butler_net_second_back(const struct butler_net *net, struct butler_net_mid *mid, const struct butler_predictor_param *second,
                             int row, int n_rows, const float *dout, bool add)
 {
-    butler_linear_back(net->blas, mid->n, second->n_cols, n_rows, mid->mid, second->data + (size_t)row * (size_t)second->n_cols,
-                       dout, butler_net_grad(net, second, row), mid->dmid, add);
+    butler_linear_back(
+        net->blas, mid->n, second->n_cols, n_rows, mid->mid, second->data + (size_t)row * (size_t)second->n_cols,
+        &(struct butler_gradients){.dy = dout, .dw = butler_net_grad(net, second, row), .dx = mid->dmid, .add = add});
 }
 
 /* Floats of one group of heads in qp, and rows of the second matrix. */

@@ -48,7 +48,8 @@ static void linear(const struct butler_net *net, const char *name, const float *
 static void linear_back(const struct butler_net *net, const char *name, const float *x, const float *dy, float *dx, bool add)
 {
     const struct butler_predictor_param *w = butler_net_param(net, "%s.weight", name);
-    butler_linear_back(net->blas, net->n, w->n_cols, w->n_rows, x, w->data, dy, butler_net_grad(net, w, 0), dx, add);
+    butler_linear_back(net->blas, net->n, w->n_cols, w->n_rows, x, w->data,
+                       &(struct butler_gradients){.dy = dy, .dw = butler_net_grad(net, w, 0), .dx = dx, .add = add});
 }
 
 static void add_bias(const struct butler_net *net, const char *name, float *y)
@@ -83,11 +84,24 @@ static void drop_out(const struct butler_net *net, size_t n_wide, float *x)
     }
 }
 
+static struct butler_self_attention attention_of(const struct butler_net *net)
+{
+    const struct butler_predictor_sizes *s = &net->predictor->sizes;
+    return (struct butler_self_attention){.n = net->n,
+                                          .n_heads = s->n_inner_heads,
+                                          .dim = s->n_inner / s->n_inner_heads,
+                                          .window = butler_predictor_window(s),
+                                          .q = net->inner_q,
+                                          .k = net->k,
+                                          .v = net->v,
+                                          .panels = net->panels};
+}
+
 static void input(struct butler_net *net, int producer, const float *h)
 {
     (void)producer;
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
-    const int head = s->n_inner / s->n_inner_heads;
+    const struct butler_self_attention attention = attention_of(net);
     const size_t n_up = (size_t)net->n * 2 * (size_t)s->n_inner, n_wide = (size_t)net->n * (size_t)s->n_embd;
     butler_net_turn(net, net->freq, 1);
     memcpy(net->input, h, n_wide * sizeof *h);
@@ -97,8 +111,7 @@ static void input(struct butler_net *net, int producer, const float *h)
     linear(net, "attn_v", net->z, net->v);
     rotate_inner(net, false, net->inner_q);
     rotate_inner(net, false, net->k);
-    butler_self_attention(net->blas, net->loops, net->n, s->n_inner_heads, head, butler_predictor_window(s), net->inner_q, net->k,
-                          net->v, net->panels, net->a);
+    butler_self_attention(net->blas, net->loops, &attention, net->a);
     butler_norm_rows(net->n, s->n_inner, net->a, butler_net_param(net, "norm.weight")->data,
                      butler_net_param(net, "norm.bias")->data, NORM_EPS, net->normed);
     linear(net, "ffn_up", net->normed, net->up);
@@ -119,6 +132,7 @@ static void back(struct butler_net *net)
 {
     const struct butler_predictor_sizes *s = &net->predictor->sizes;
     const struct butler_predictor_param *weight = butler_net_param(net, "norm.weight"), *bias = butler_net_param(net, "norm.bias");
+    const struct butler_self_attention attention = attention_of(net);
     butler_net_mid_back(net, &net->key, butler_net_param(net, "key_1.weight"), net->wide, net->dwide, false);
     butler_net_mid_back(net, &net->query, butler_net_param(net, "query_1.weight"), net->asked, net->dasked, false);
     for (int r = 0; r < net->n_queries; r++)
@@ -130,11 +144,11 @@ static void back(struct butler_net *net)
     butler_gelu_back((size_t)net->n * 2 * (size_t)s->n_inner, net->up, net->dup, net->dup);
     add_bias_back(net, "ffn_up", net->dup);
     linear_back(net, "ffn_up", net->normed, net->dup, net->da, false);
-    butler_norm_rows_back(net->n, s->n_inner, net->a, weight->data, NORM_EPS, net->da, butler_net_grad(net, weight, 0),
-                          butler_net_grad(net, bias, 0), net->da);
-    butler_self_attention_back(net->blas, net->loops, net->n, s->n_inner_heads, s->n_inner / s->n_inner_heads,
-                               butler_predictor_window(s), net->inner_q, net->k, net->v, net->da, net->panels, net->dq, net->dk,
-                               net->dv);
+    butler_norm_rows_back(
+        net->n, s->n_inner, net->a, weight->data, NORM_EPS,
+        &(struct butler_gradients){
+            .dy = net->da, .dw = butler_net_grad(net, weight, 0), .dbias = butler_net_grad(net, bias, 0), .dx = net->da});
+    butler_self_attention_back(net->blas, net->loops, &attention, net->da, net->dq, net->dk, net->dv);
     rotate_inner(net, true, net->dq);
     rotate_inner(net, true, net->dk);
     linear_back(net, "attn_q", net->z, net->dq, net->dz, false);

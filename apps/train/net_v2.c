@@ -29,8 +29,9 @@ static void back(struct butler_net *net, int b)
     const struct butler_predictor_param *weight = butler_net_param(net, "producer.%d.norm.weight", b);
     const struct butler_predictor_param *bias = butler_net_param(net, "producer.%d.norm.bias", b);
     butler_net_mid_back(net, &net->query, butler_net_param(net, "producer.%d.query_1.weight", b), net->wide, net->dwide, false);
-    butler_norm_rows_back(net->n_queries, net->predictor->sizes.n_embd, net->input, weight->data, NORM_EPS, net->dwide,
-                          butler_net_grad(net, weight, 0), butler_net_grad(net, bias, 0), NULL);
+    butler_norm_rows_back(net->n_queries, net->predictor->sizes.n_embd, net->input, weight->data, NORM_EPS,
+                          &(struct butler_gradients){
+                              .dy = net->dwide, .dw = butler_net_grad(net, weight, 0), .dbias = butler_net_grad(net, bias, 0)});
 }
 
 static void predict(struct butler_net *net, int layer, const float *q, const float *k)
@@ -49,14 +50,15 @@ static void predict(struct butler_net *net, int layer, const float *q, const flo
     }
     butler_net_queries_forward(net, query_2, row);
     for (int g = 0; g < s->n_kv_heads; g++)
-        butler_blas_nt(net->blas, net->n, s->d, dim, 1, k + g * dim, cache_row, key->data + (size_t)(g * s->d) * (size_t)dim, dim,
-                       false, net->kp + g * s->d, key_row);
+        butler_blas_nt(net->blas, &(struct butler_gemm){net->n, s->d, dim, 1, k + g * dim, cache_row,
+                                                        key->data + (size_t)(g * s->d) * (size_t)dim, dim, false,
+                                                        net->kp + g * s->d, key_row});
     butler_net_heads(net, q, k);
     if (!net->grads)
         return;
     for (int g = 0; g < s->n_kv_heads; g++)
-        butler_blas_tn(net->blas, s->d, dim, net->n, 1, net->dkp + g * s->d, key_row, k + g * dim, cache_row, true,
-                       butler_net_grad(net, key, g * s->d), dim);
+        butler_blas_tn(net->blas, &(struct butler_gemm){s->d, dim, net->n, 1, net->dkp + g * s->d, key_row, k + g * dim, cache_row,
+                                                        true, butler_net_grad(net, key, g * s->d), dim});
     butler_net_queries_back(net, query_2, row, layer > first);
     if (layer == first + n_served - 1)
         back(net, b);

@@ -159,9 +159,9 @@ struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const st
     butler_engine_vector_loops(engine, &trainer->loops);
     trainer->params = *params;
     trainer->reduce = reduce;
-    if (!(trainer->blas = butler_blas_load(err)) ||
-        butler_data_open(&trainer->data, trainer->model, params->data, params->n_data, params->valid, params->n_valid,
-                         params->length, params->seed, err) < 0 ||
+    const struct butler_data_params texts = {params->data,    params->valid,  params->n_data,
+                                             params->n_valid, params->length, params->seed};
+    if (!(trainer->blas = butler_blas_load(err)) || butler_data_open(&trainer->data, trainer->model, &texts, err) < 0 ||
         make_predictor(trainer, err) < 0)
         goto fail;
     count_steps(trainer);

@@ -31,27 +31,8 @@ LONG_FUNCTIONS = {
 MAX_PARAMETERS = 8
 # "FILE:FUNCTION" and its number of parameters; pointers to functions count by the name of the member or type.
 MANY_PARAMETERS = {
-    "apps/eval/journal.c:eval_journal_add": 9,
-    "apps/eval/parts.h:eval_journal_add": 9,
-    "apps/eval/recall.c:follow": 9,
-    "apps/train/blas.c:butler_blas_nn": 12,
-    "apps/train/blas.c:butler_blas_nt": 12,
-    "apps/train/blas.c:butler_blas_tn": 12,
+    # As the C interface of BLAS declares cblas_sgemm.
     "apps/train/blas.c:gemm_fn": 14,
-    "apps/train/blas.h:butler_blas_nn": 12,
-    "apps/train/blas.h:butler_blas_nt": 12,
-    "apps/train/blas.h:butler_blas_tn": 12,
-    "apps/train/data.c:butler_data_open": 9,
-    "apps/train/data.h:butler_data_open": 9,
-    "apps/train/dense.c:butler_linear_back": 10,
-    "apps/train/dense.c:butler_norm_rows_back": 9,
-    "apps/train/dense.c:butler_self_attention": 11,
-    "apps/train/dense.c:butler_self_attention_back": 14,
-    "apps/train/dense.c:weights": 9,
-    "apps/train/dense.h:butler_linear_back": 10,
-    "apps/train/dense.h:butler_norm_rows_back": 9,
-    "apps/train/dense.h:butler_self_attention": 11,
-    "apps/train/dense.h:butler_self_attention_back": 14,
     # By structs, products of 16 tokens took a tenth longer.
     "src/kernels/simd_matmul.h:chunk": 9,
     "src/kernels/simd_matmul.h:each_rows": 10,
