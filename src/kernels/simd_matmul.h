@@ -217,13 +217,19 @@ INLINE void load_scales(enum butler_type type, vec scales[MAX_STEPS], vec minima
         minima[s] = vec_mul(m, vec_from_i8(quants[first + s * UNITS / 4], s % (4 / UNITS)));
 }
 
+/* Rows of weights, `bytes` apart. Two words, so that functions that are not inlined get them in registers. */
+struct weight_rows {
+    const uint8_t *at;
+    size_t bytes;
+};
+
 /* A chunk of four rows with one token, or with n_tokens of them, x_bytes apart. Of blocks of 32, units from n_units on are of
  * another row and do not count, whatever their scales are. */
-INLINE void chunk(enum butler_type type, vec *acc, const uint8_t *w, size_t row_bytes, int n_units, const int8_t *x, size_t x_bytes,
-                  int n_tokens, bool alone)
+INLINE void chunk(enum butler_type type, vec *acc, struct weight_rows w, int n_units, const int8_t *x, size_t x_bytes, int n_tokens,
+                  bool alone)
 {
     vec scales[MAX_STEPS], minima[MAX_STEPS];
-    load_scales(type, scales, minima, w, row_bytes);
+    load_scales(type, scales, minima, w.at, w.bytes);
     if (!is_super(type) && n_units < UNITS) {
         scales[0] = vec_keep(scales[0], vec_zero(), 4 * n_units);
         if (has_minimum(type))
@@ -234,7 +240,7 @@ INLINE void chunk(enum butler_type type, vec *acc, const uint8_t *w, size_t row_
         bytes weights[ROWS][2], words[ROWS][4];
         UNROLL
         for (int r = 0; r < ROWS; r++) {
-            load_weights(type, weights[r], w + (size_t)r * row_bytes, s);
+            load_weights(type, weights[r], w.at + (size_t)r * w.bytes, s);
             if (!alone)
                 widen_weights(type, words[r], weights[r]);
         }
@@ -302,82 +308,95 @@ INLINE void tq2_of_tq1(uint8_t *out, const uint8_t *block)
     memcpy(out + TQ2_0_SCALE, block + TQ1_0_SCALE, 2);
 }
 
+/* n tokens. alone: one, quantised for a call of its own. */
+struct q16_tokens {
+    const int8_t *at;
+    int n;
+    bool alone;
+};
+
 /* n_rows rows, ROWS or fewer: what is missing, and what a last chunk lacks, is filled up with zeros in a copy. is_followed: each
- * row has another one behind it, which may be read instead. */
-INLINE void rows_with_tokens(enum butler_type type, float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes,
-                             int n_rows, bool is_followed, const int8_t *x, int n_tokens, int n, bool alone)
+ * row has another one behind it, which may be read instead. y: the results of a token, `step` apart. */
+INLINE void rows_with_tokens(enum butler_type type, struct butler_results y, size_t step, struct weight_rows rows, int n_rows,
+                             bool is_followed, struct q16_tokens x, int n)
 {
     const size_t x_bytes = butler_q16_bytes(n), size = chunk_bytes(type);
     const int columns = chunk_columns(type);
+    const uint8_t *w = rows.at;
+    const int8_t *at = x.at;
     vec acc[TOKENS];
-    for (int t = 0; t < n_tokens; t++)
+    for (int t = 0; t < x.n; t++)
         acc[t] = vec_zero();
     for (int c = 0; c < n; c += columns) {
         uint8_t copy[ROWS][CHUNK_BYTES];
         const uint8_t *from = w;
-        size_t stride = row_bytes;
-        if (alone)
-            prefetch_chunk(type, w, row_bytes);
+        size_t stride = rows.bytes;
+        if (x.alone)
+            prefetch_chunk(type, w, rows.bytes);
         const bool is_part = n - c < columns && (!is_followed || n < columns);
         if (n_rows < ROWS || is_part || type == BUTLER_TQ1_0) {
             if (n_rows < ROWS || is_part)
                 memset(copy, 0, sizeof copy);
             for (int r = 0; r < n_rows; r++)
                 if (type == BUTLER_TQ1_0)
-                    tq2_of_tq1(copy[r], w + (size_t)r * row_bytes);
+                    tq2_of_tq1(copy[r], w + (size_t)r * rows.bytes);
                 else
-                    memcpy(copy[r], w + (size_t)r * row_bytes,
+                    memcpy(copy[r], w + (size_t)r * rows.bytes,
                            is_super(type) ? size : (size_t)(BUTLER_MIN(n - c, columns) / BLOCK * butler_type_bytes(type)));
             from = copy[0];
             stride = CHUNK_BYTES;
         }
-        chunk(type == BUTLER_TQ1_0 ? BUTLER_TQ2_0 : type, acc, from, stride, (n - c) / BLOCK, x, x_bytes, n_tokens, alone);
+        chunk(type == BUTLER_TQ1_0 ? BUTLER_TQ2_0 : type, acc, (struct weight_rows){from, stride}, (n - c) / BLOCK, at, x_bytes,
+              x.n, x.alone);
         w += size;
-        x += (size_t)chunk_steps(type) * step_bytes(type);
+        at += (size_t)chunk_steps(type) * step_bytes(type);
     }
-    for (int t = 0; t < n_tokens; t++) {
+    for (int t = 0; t < x.n; t++) {
         float sums[ROWS];
         store_rows(sums, acc[t]);
         for (int r = 0; r < n_rows; r++)
-            y[(size_t)t * y_stride + (size_t)r * y_step] = sums[r];
+            y.at[(size_t)t * y.stride + (size_t)r * step] = sums[r];
     }
 }
 
 /* -------------------------------------------------------------------------------------------- entries */
 
-typedef void rows_fn(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows, bool is_followed,
-                     const int8_t *x, int n_tokens, int n);
+typedef void rows_fn(struct butler_results y, size_t step, struct weight_rows w, int n_rows, bool is_followed, const int8_t *x,
+                     int n_tokens, int n);
 
-static void each_rows(rows_fn *one, rows_fn *some, float *y, size_t y_stride, const uint8_t *w, size_t row_bytes, int n_rows,
-                      const int8_t *x, int n_tokens, int n)
+static void each_rows(rows_fn *one, rows_fn *some, struct butler_results y, struct weight_rows w, int n_rows, const int8_t *x,
+                      int n_tokens, int n)
 {
     const int quarter = n_rows / ROWS, rest = n_rows % ROWS;
     rows_fn *rows = n_tokens == 1 ? one : some;
-    for (int t = 0, count; t < n_tokens; t += count, y += (size_t)count * y_stride, x += (size_t)count * butler_q16_bytes(n)) {
+    for (int t = 0, count; t < n_tokens; t += count, y.at += (size_t)count * y.stride, x += (size_t)count * butler_q16_bytes(n)) {
         count = BUTLER_MIN(TOKENS, n_tokens - t);
         for (int r = 0; r < quarter; r++)
-            rows(y + r, y_stride, (size_t)quarter, w + (size_t)r * row_bytes, (size_t)quarter * row_bytes, ROWS,
-                 r + 1 < quarter || rest, x, count, n);
+            rows((struct butler_results){y.at + r, y.stride}, (size_t)quarter,
+                 (struct weight_rows){w.at + (size_t)r * w.bytes, (size_t)quarter * w.bytes}, ROWS, r + 1 < quarter || rest, x,
+                 count, n);
         if (rest)
-            rows(y + n_rows - rest, y_stride, 1, w + (size_t)(n_rows - rest) * row_bytes, row_bytes, rest, false, x, count, n);
+            rows((struct butler_results){y.at + n_rows - rest, y.stride}, 1,
+                 (struct weight_rows){w.at + (size_t)(n_rows - rest) * w.bytes, w.bytes}, rest, false, x, count, n);
     }
 }
 
 #define MATMUL(name, type)                                                                                                         \
-    static void name##_one(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows,               \
-                           bool is_followed, const int8_t *x, int n_tokens, int n)                                                 \
+    static void name##_one(struct butler_results y, size_t step, struct weight_rows w, int n_rows, bool is_followed,               \
+                           const int8_t *x, int n_tokens, int n)                                                                   \
     {                                                                                                                              \
         (void)n_tokens;                                                                                                            \
-        rows_with_tokens(type, y, y_stride, y_step, w, row_bytes, n_rows, is_followed, x, 1, n, true);                             \
+        rows_with_tokens(type, y, step, w, n_rows, is_followed, (struct q16_tokens){x, 1, true}, n);                               \
     }                                                                                                                              \
-    static void name##_some(float *y, size_t y_stride, size_t y_step, const uint8_t *w, size_t row_bytes, int n_rows,              \
-                            bool is_followed, const int8_t *x, int n_tokens, int n)                                                \
+    static void name##_some(struct butler_results y, size_t step, struct weight_rows w, int n_rows, bool is_followed,              \
+                            const int8_t *x, int n_tokens, int n)                                                                  \
     {                                                                                                                              \
-        rows_with_tokens(type, y, y_stride, y_step, w, row_bytes, n_rows, is_followed, x, n_tokens, n, false);                     \
+        rows_with_tokens(type, y, step, w, n_rows, is_followed, (struct q16_tokens){x, n_tokens, false}, n);                       \
     }                                                                                                                              \
     static void name(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16, int n_tokens, int n) \
     {                                                                                                                              \
-        each_rows(name##_one, name##_some, y, y_stride, w, row_bytes, n_rows, q16, n_tokens, n);                                   \
+        each_rows(name##_one, name##_some, (struct butler_results){y, y_stride}, (struct weight_rows){w, row_bytes}, n_rows, q16,  \
+                  n_tokens, n);                                                                                                    \
     }
 
 MATMUL(matmul_q8_0, BUTLER_Q8_0)
