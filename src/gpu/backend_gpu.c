@@ -23,7 +23,7 @@ static void gpu_embed(struct butler_backend *backend, float *y, const struct but
 {
     struct butler_gpu *gpu = (struct butler_gpu *)backend;
     butler_gpu_stage(gpu, ids, 0, (size_t)n * sizeof *ids);
-    butler_gpu_launch(gpu, GPU_embed, n, BUTLER_CEIL_DIV(table->n_cols, 32 * GPU_THREADS), 1, "bbsiii", y, table->data,
+    butler_gpu_launch(gpu, GPU_embed, n, BUTLER_CEIL_DIV(table->n_cols, 32 * GPU_THREADS), 1, y, table->data, GPU_STAGING(gpu),
                       (int)table->type, (int)table->row_bytes, table->n_cols);
 }
 
@@ -35,23 +35,23 @@ static void gpu_matmul(struct butler_backend *backend, struct butler_workspace *
     for (int i = 0; i < n_products; i++) {
         const struct butler_matrix *w = products[i].w;
         butler_gpu_launch((struct butler_gpu *)backend, n == 1 ? GPU_matmul_1 : GPU_matmul_8, BUTLER_CEIL_DIV(w->n_rows, rows),
-                          n == 1 ? 1 : BUTLER_CEIL_DIV(n, GPU_TOKENS), 1, "bbbbiiiii", products[i].y, w->data, w->bias, x,
-                          (int)w->type, (int)w->row_bytes, w->n_rows, w->n_cols, n);
+                          n == 1 ? 1 : BUTLER_CEIL_DIV(n, GPU_TOKENS), 1, products[i].y, w->data, w->bias, x, (int)w->type,
+                          (int)w->row_bytes, w->n_rows, w->n_cols, n);
     }
 }
 
 static void gpu_norm(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                      enum butler_norm kind, float eps)
 {
-    butler_gpu_launch((struct butler_gpu *)backend, GPU_norm_rows, n, 1, 1, "bbbbiiif", y, x, v->weight, v->bias,
-                      BUTLER_MAX(v->n_parts, 1), dim, (int)kind, (double)eps);
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_norm_rows, n, 1, 1, y, x, v->weight, v->bias, BUTLER_MAX(v->n_parts, 1),
+                      dim, (int)kind, (double)eps);
 }
 
 static void gpu_rope(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations,
                      const struct butler_angles *angles, int n)
 {
     for (int i = 0; i < n_rotations; i++)
-        butler_gpu_launch((struct butler_gpu *)backend, GPU_rope, n, 1, 1, "bbbiiii", rotations[i].x, angles->cos, angles->sin,
+        butler_gpu_launch((struct butler_gpu *)backend, GPU_rope, n, 1, 1, rotations[i].x, angles->cos, angles->sin,
                           rotations[i].n_heads, angles->head_dim, angles->n_rot, angles->kind == BUTLER_ROPE_ADJACENT);
 }
 
@@ -59,14 +59,14 @@ static void gpu_activate(struct butler_backend *backend, float *up, size_t up_st
                          enum butler_activation kind)
 {
     /* The kernel's kinds: gated ones by their place, relu last. */
-    butler_gpu_launch((struct butler_gpu *)backend, GPU_activate, BUTLER_CEIL_DIV(dim, GPU_THREADS), n, 1, "bbiii", up, gate,
-                      (int)up_stride, dim, (int)kind);
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_activate, BUTLER_CEIL_DIV(dim, GPU_THREADS), n, 1, up, gate, (int)up_stride,
+                      dim, (int)kind);
 }
 
 static void elementwise(struct butler_backend *backend, float *y, const float *x, size_t n, int kind, float factor)
 {
-    butler_gpu_launch((struct butler_gpu *)backend, GPU_elementwise, (int)BUTLER_CEIL_DIV(n, (size_t)GPU_THREADS), 1, 1, "bblif", y,
-                      x, (uint64_t)n, kind, (double)factor);
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_elementwise, (int)BUTLER_CEIL_DIV(n, (size_t)GPU_THREADS), 1, 1, y, x,
+                      (uint64_t)n, kind, (double)factor);
 }
 
 static void gpu_add(struct butler_backend *backend, float *y, const float *x, size_t n)
@@ -88,7 +88,7 @@ static void gpu_gather_rows(struct butler_backend *backend, float *to, const flo
 {
     struct butler_gpu *gpu = (struct butler_gpu *)backend;
     butler_gpu_stage(gpu, rows, 0, (size_t)n * sizeof *rows);
-    butler_gpu_launch(gpu, GPU_gather_rows, BUTLER_CEIL_DIV(dim, GPU_THREADS), 1, 1, "bbsii", to, from, n, dim);
+    butler_gpu_launch(gpu, GPU_gather_rows, BUTLER_CEIL_DIV(dim, GPU_THREADS), 1, 1, to, from, GPU_STAGING(gpu), n, dim);
 }
 
 static void gpu_scatter_add(struct butler_backend *backend, float *to, const float *from, const int *rows, const float *factors,
@@ -99,7 +99,7 @@ static void gpu_scatter_add(struct butler_backend *backend, float *to, const flo
     butler_gpu_reserve_staging(gpu, 2 * bytes);
     butler_gpu_stage(gpu, rows, 0, bytes);
     butler_gpu_stage(gpu, factors, bytes, bytes);
-    butler_gpu_launch(gpu, GPU_scatter_add, BUTLER_CEIL_DIV(dim, GPU_THREADS), n, 1, "bbsii", to, from, n, dim);
+    butler_gpu_launch(gpu, GPU_scatter_add, BUTLER_CEIL_DIV(dim, GPU_THREADS), n, 1, to, from, GPU_STAGING(gpu), n, dim);
 }
 
 static void gpu_finite_top_k(struct butler_backend *backend, const float *x, int n_rows, int n, int k, struct butler_top *tops)
@@ -110,7 +110,7 @@ static void gpu_finite_top_k(struct butler_backend *backend, const float *x, int
         int32_t found[16 * (2 + 2 * BUTLER_MOST_TOP)];
         m = BUTLER_MIN(n_rows - r, 16);
         butler_gpu_reserve_staging(gpu, sizeof found);
-        butler_gpu_launch(gpu, GPU_finite_top_k, m, 1, 1, "sbii", x + (size_t)r * (size_t)n, n, k);
+        butler_gpu_launch(gpu, GPU_finite_top_k, m, 1, 1, GPU_STAGING(gpu), x + (size_t)r * (size_t)n, n, k);
         butler_gpu_read_staging(gpu, found, (size_t)(m * (2 + 2 * k)) * sizeof *found);
         for (int i = 0; i < m; i++) {
             const int32_t *own = found + i * (2 + 2 * k);
@@ -204,9 +204,9 @@ static int build(struct butler_gpu *gpu, struct butler_error *err)
                            gpu->name, code, log);
     }
     for (int i = 0; i < GPU_N_KERNELS; i++)
-        if (!(gpu->kernels[i] = gpu->cl->CreateKernel(gpu->program, butler_gpu_kernel_names[i], &code)))
+        if (!(gpu->kernels[i] = gpu->cl->CreateKernel(gpu->program, butler_gpu_kernels[i].name, &code)))
             return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device opencl:%d (%s): no kernel %s (OpenCL error %d)", gpu->index,
-                               gpu->name, butler_gpu_kernel_names[i], code);
+                               gpu->name, butler_gpu_kernels[i].name, code);
     return 0;
 }
 

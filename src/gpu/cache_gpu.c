@@ -17,8 +17,7 @@ struct layer {
     float piece_scale;
 };
 
-/* ROWS of cache.cl. */
-#define ROWS "iiiif"
+/* GPU_ROWS. */
 #define ROWS_OF(l) (int)(l)->kv->type, (int)(l)->kv->row_bytes, (l)->kv->head_dim, (l)->piece, (double)(l)->piece_scale
 
 static struct layer layer_of(struct butler_backend *backend, const struct butler_layer_state *state)
@@ -59,9 +58,8 @@ static void gpu_summarise(struct butler_backend *backend, const struct butler_la
     if (!bounds_pages(state->plan) || first >= l.n)
         return;
     first /= page;
-    butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, page) - first, l.kv->n_kv_heads, 1, "bbbbli" ROWS "iii",
-                      l.head->records, l.kv->pool, l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride,
-                      ROWS_OF(&l), page, first, l.n);
+    butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, page) - first, l.kv->n_kv_heads, 1, l.head->records, l.kv->pool,
+                      l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride, ROWS_OF(&l), page, first, l.n);
     count_bounds(&l, first * page);
 }
 
@@ -69,8 +67,8 @@ static void gpu_append(struct butler_backend *backend, const struct butler_layer
                        int n)
 {
     const struct layer l = layer_of(backend, state);
-    butler_gpu_launch(l.gpu, GPU_append, n, l.kv->n_kv_heads, 1, "bbbbbi" ROWS "ii", l.kv->pool, l.head->table, k, v, l.shifts,
-                      l.table_stride, ROWS_OF(&l), l.kv->n_kv_heads, l.n - n);
+    butler_gpu_launch(l.gpu, GPU_append, n, l.kv->n_kv_heads, 1, l.kv->pool, l.head->table, k, v, l.shifts, l.table_stride,
+                      ROWS_OF(&l), l.kv->n_kv_heads, l.n - n);
     if (state->summarise_from < INT32_MAX)
         gpu_summarise(backend, state, state->summarise_from);
 }
@@ -84,12 +82,12 @@ static void gpu_score(struct butler_backend *backend, const struct butler_layer_
     const int n = BUTLER_CEIL_DIV(l.n, state->plan->score_slots), blocks = BUTLER_CEIL_DIV(n, GPU_THREADS);
     (void)bounds; /* check_plan refuses scan= */
     if (bounds_pages(state->plan))
-        butler_gpu_launch(l.gpu, GPU_score_pages, blocks, state->n_heads, 1, "bbblliiii", work->scores, q, l.head->records,
+        butler_gpu_launch(l.gpu, GPU_score_pages, blocks, state->n_heads, 1, work->scores, q, l.head->records,
                           (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n,
                           state->plan->values[1] != 0);
     else
-        butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, "bbbbli" ROWS "iii", work->scores, q, l.kv->pool,
-                          l.head->table, (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group, 0, n);
+        butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, work->scores, q, l.kv->pool, l.head->table,
+                          (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group, 0, n);
     state->traffic->metric_bytes +=
         (uint64_t)n * (uint64_t)l.kv->n_kv_heads * (bounds_pages(state->plan) ? l.kv->record_bytes : l.kv->row_bytes);
 }
@@ -119,11 +117,10 @@ static void gpu_select(struct butler_backend *backend, const struct butler_layer
     const struct butler_choice *c = &selecting->choice;
     const int n_heads = state->n_heads / lists->n_lists;
     (void)q;
-    butler_gpu_launch((struct butler_gpu *)backend, GPU_choose_units, lists->n_lists, 1, 1, "bbbbbllliiiiiiifi",
-                      state->work->scores, lists->memory, lists->n, noted_of(state), state->sinks,
-                      (uint64_t)state->work->score_stride, (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words),
-                      n_heads, c->n_units, c->budget, c->first, c->last, state->plan->unit, selecting->n,
-                      (double)(1 / sqrtf((float)state->kv->head_dim)), state->plan->reduction.mean);
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_choose_units, lists->n_lists, 1, 1, state->work->scores, lists->memory,
+                      lists->n, noted_of(state), state->sinks, (uint64_t)state->work->score_stride, (uint64_t)lists->stride,
+                      (uint64_t)(2 * state->selection->words), n_heads, c->n_units, c->budget, c->first, c->last, state->plan->unit,
+                      selecting->n, (double)(1 / sqrtf((float)state->kv->head_dim)), state->plan->reduction.mean);
     count_lists(state, selecting, lists->n_lists, selecting->n);
 }
 
@@ -131,9 +128,8 @@ static void gpu_repeat(struct butler_backend *backend, const struct butler_layer
                        const struct butler_selecting *selecting, const struct butler_lists *lists)
 {
     const int unit = state->plan->unit;
-    butler_gpu_launch((struct butler_gpu *)backend, GPU_repeat, lists->n_lists, 1, 1, "bbblliii", lists->memory, lists->n,
-                      noted_of(state), (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words), selected_at / unit, unit,
-                      selecting->n);
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_repeat, lists->n_lists, 1, 1, lists->memory, lists->n, noted_of(state),
+                      (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words), selected_at / unit, unit, selecting->n);
     count_lists(state, selecting, lists->n_lists, selected_at);
 }
 
@@ -161,12 +157,12 @@ static void attend_rows(const struct layer *l, const float *q, float *out, int n
     for (int first = 0, m; first < n; first += m) {
         const int own = l->n - n + first;
         m = BUTLER_MIN(n - first, at_once);
-        butler_gpu_launch(l->gpu, GPU_attend, n_heads / n_q, n_slices, m, "bbbbbbliiiii" ROWS "fiii", work->block,
-                          q + (size_t)first * row, l->kv->pool, l->head->table, lists ? lists->memory : NULL,
-                          lists ? lists->n : NULL, (uint64_t)(lists ? lists->stride : 0), l->table_stride, n_heads, l->group,
-                          list_heads, n_q, ROWS_OF(l), (double)state->softcap, own, window, n_slices);
-        butler_gpu_launch(l->gpu, GPU_merge, n_heads, m, 1, "bbbbiiiiii", out + (size_t)first * row, work->block,
-                          lists ? lists->n : NULL, state->sinks, list_heads, dim, n_heads, own, window, n_slices);
+        butler_gpu_launch(l->gpu, GPU_attend, n_heads / n_q, n_slices, m, work->block, q + (size_t)first * row, l->kv->pool,
+                          l->head->table, lists ? lists->memory : NULL, lists ? lists->n : NULL,
+                          (uint64_t)(lists ? lists->stride : 0), l->table_stride, n_heads, l->group, list_heads, n_q, ROWS_OF(l),
+                          (double)state->softcap, own, window, n_slices);
+        butler_gpu_launch(l->gpu, GPU_merge, n_heads, m, 1, out + (size_t)first * row, work->block, lists ? lists->n : NULL,
+                          state->sinks, list_heads, dim, n_heads, own, window, n_slices);
     }
 }
 
@@ -209,11 +205,11 @@ static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butl
     const int n_kv_heads = l.kv->n_kv_heads, page = plan->unit, from = state->summarise_from;
     if (!plan->fused || !span->selects || !bounds_pages(plan) || lists.n_lists != n_kv_heads || l.group > GPU_MOST_HEADS)
         return false;
-    butler_gpu_launch(l.gpu, GPU_retrieve_pages, n_kv_heads, 1, 1, "bbbbbbbbbbbbbblllli" ROWS "iiiiiiiffiii", span->out, span->q,
-                      span->k, span->v, l.kv->pool, l.head->table, l.head->records, work->scores, lists.memory, lists.n,
-                      noted_of(state), state->sinks, work->block, l.shifts, (uint64_t)l.kv->records_stride,
-                      (uint64_t)work->score_stride, (uint64_t)lists.stride, (uint64_t)(2 * state->selection->words), l.table_stride,
-                      ROWS_OF(&l), l.group, l.n, BUTLER_MIN(from, l.n - 1) / page, page, c->budget, c->first, c->last,
+    butler_gpu_launch(l.gpu, GPU_retrieve_pages, n_kv_heads, 1, 1, span->out, span->q, span->k, span->v, l.kv->pool, l.head->table,
+                      l.head->records, work->scores, lists.memory, lists.n, noted_of(state), state->sinks, work->block, l.shifts,
+                      (uint64_t)l.kv->records_stride, (uint64_t)work->score_stride, (uint64_t)lists.stride,
+                      (uint64_t)(2 * state->selection->words), l.table_stride, ROWS_OF(&l), l.group, l.n,
+                      BUTLER_MIN(from, l.n - 1) / page, page, c->budget, c->first, c->last,
                       (double)(1 / sqrtf((float)l.kv->head_dim)), (double)state->softcap, plan->values[1] != 0,
                       plan->reduction.mean, BUTLER_CEIL_DIV(l.n, GPU_SLICE));
     count_bounds(&l, from);
@@ -257,9 +253,9 @@ static void gpu_exact_weights(struct butler_backend *backend, const struct butle
     const int dim = l.kv->head_dim, first = l.n - exact->n;
     float *rows = exact->scores ? exact->scores : exact->weights;
     butler_gpu_stage(l.gpu, q, 0, (size_t)(state->n_heads * dim) * sizeof *q);
-    butler_gpu_launch(l.gpu, GPU_score_keys, BUTLER_CEIL_DIV(exact->n, GPU_THREADS), state->n_heads, 1, "bsbbli" ROWS "iii",
-                      work->scores, l.kv->pool, l.head->table, (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group,
-                      first, exact->n);
+    butler_gpu_launch(l.gpu, GPU_score_keys, BUTLER_CEIL_DIV(exact->n, GPU_THREADS), state->n_heads, 1, work->scores,
+                      GPU_STAGING(l.gpu), l.kv->pool, l.head->table, (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l),
+                      l.group, first, exact->n);
     for (int h = 0; h < state->n_heads; h++) {
         const size_t at = (size_t)h * exact->stride;
         if (rows)

@@ -8,15 +8,38 @@
 #include "engine/backend.h"
 #include "gpu/opencl_api.h"
 
-#define GPU_KERNELS(each)                                                                                                          \
-    each(embed) each(matmul_1) each(matmul_8) each(norm_rows) each(rope) each(activate) each(elementwise) each(gather_rows)        \
-        each(scatter_add) each(finite_top_k) each(append) each(bound_pages) each(score_pages) each(score_keys) each(choose_units)  \
-            each(repeat) each(attend) each(merge) each(retrieve_pages)
+/* Every kernel, and what it is given, a letter a parameter: b BUFFER of the dialect, i an int, l a ulong, f a float. */
+/* clang-format off */
+#define GPU_ROWS "iiiif" /* ROWS of cache.cl */
+#define GPU_KERNELS(each) \
+    each(embed, "bbbiii") \
+    each(matmul_1, "bbbbiiiii") \
+    each(matmul_8, "bbbbiiiii") \
+    each(norm_rows, "bbbbiiif") \
+    each(rope, "bbbiiii") \
+    each(activate, "bbiii") \
+    each(elementwise, "bblif") \
+    each(gather_rows, "bbbii") \
+    each(scatter_add, "bbbii") \
+    each(finite_top_k, "bbii") \
+    each(append, "bbbbbi" GPU_ROWS "ii") \
+    each(bound_pages, "bbbbli" GPU_ROWS "iii") \
+    each(score_pages, "bbblliiii") \
+    each(score_keys, "bbbbli" GPU_ROWS "iii") \
+    each(choose_units, "bbbbbllliiiiiiifi") \
+    each(repeat, "bbblliii") \
+    each(attend, "bbbbbbliiiii" GPU_ROWS "fiii") \
+    each(merge, "bbbbiiiiii") \
+    each(retrieve_pages, "bbbbbbbbbbbbbblllli" GPU_ROWS "iiiiiiiffiii")
+/* clang-format on */
 
-#define GPU_ENUM(name) GPU_##name,
+#define GPU_ENUM(name, format) GPU_##name,
 enum butler_gpu_kernel { GPU_KERNELS(GPU_ENUM) GPU_N_KERNELS };
 #undef GPU_ENUM
-extern const char *const butler_gpu_kernel_names[];
+struct butler_gpu_kernel_info {
+    const char *name, *format;
+};
+extern const struct butler_gpu_kernel_info butler_gpu_kernels[GPU_N_KERNELS];
 
 /* The constants of kernels.cl and cache.cl that the host must know too. */
 enum { GPU_THREADS = 128, GPU_TOKENS = 8, GPU_SLICE = 256, GPU_MOST_HEADS = 8 };
@@ -47,9 +70,10 @@ struct butler_gpu {
 /* Notes the first error. what: an operation's or a kernel's name. */
 void butler_gpu_fail(struct butler_gpu *gpu, const char *what, cl_int code);
 
-/* Runs a kernel over x * y * z groups. A parameter a letter of format: b an address or NULL (BUFFER of the dialect), s the staging
- * buffer, i an int, l a uint64_t, f a double that the kernel gets as a float. */
-void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, const char *format, ...);
+/* Runs a kernel over x * y * z groups. Its parameters follow, by its format: b an address or NULL, or GPU_STAGING for the staging
+ * buffer; i an int, l a uint64_t, f a double. */
+#define GPU_STAGING(gpu) ((const void *)(gpu))
+void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, ...);
 
 /* n_bytes of host memory go to the staging buffer at an offset; together with what `offset` bytes before hold. */
 void butler_gpu_stage(struct butler_gpu *gpu, const void *host, size_t offset, size_t n_bytes);

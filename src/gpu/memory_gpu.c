@@ -7,9 +7,9 @@
 #include "gpu/backend_gpu.h"
 #include "gpu/gpu.h"
 
-#define GPU_NAME(name) #name,
-const char *const butler_gpu_kernel_names[] = {GPU_KERNELS(GPU_NAME)};
-#undef GPU_NAME
+#define GPU_INFO(name, format) {#name, format},
+const struct butler_gpu_kernel_info butler_gpu_kernels[] = {GPU_KERNELS(GPU_INFO)};
+#undef GPU_INFO
 
 void butler_gpu_fail(struct butler_gpu *gpu, const char *what, cl_int code)
 {
@@ -73,30 +73,32 @@ static void *make_buffer(struct butler_gpu *gpu, size_t n_bytes, struct butler_e
 
 /* --------------------------------------------------------------------------------------------------- launches */
 
-void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, const char *format, ...)
+void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, ...)
 {
     const size_t groups[3] = {(size_t)x * GPU_THREADS, (size_t)y, (size_t)z}, threads[3] = {GPU_THREADS, 1, 1};
     const struct butler_opencl *cl = gpu->cl;
     void *const k = gpu->kernels[kernel];
+    const char *format = butler_gpu_kernels[kernel].format;
     cl_uint arg = 0;
     cl_int code = 0;
     va_list args;
     if (gpu->fault.code < 0 || x <= 0 || y <= 0 || z <= 0)
         return;
-    va_start(args, format);
+    va_start(args, z);
     for (; *format && code == 0; format++) {
-        void *buffer = gpu->staging;
+        void *buffer = NULL;
         size_t offset = 0;
         cl_ulong number = 0;
         cl_int whole;
         float real;
-        if (*format == 'b') {
-            const void *address = va_arg(args, const void *);
-            buffer = address ? buffer_at(gpu, address, &offset) : NULL;
-        }
+        const void *address;
         switch (*format) {
         case 'b':
-        case 's':
+            address = va_arg(args, const void *);
+            if (address == GPU_STAGING(gpu))
+                buffer = gpu->staging;
+            else if (address)
+                buffer = buffer_at(gpu, address, &offset);
             code = cl->SetKernelArg(k, arg++, sizeof buffer, buffer ? &buffer : NULL);
             number = offset;
             break;
@@ -118,13 +120,13 @@ void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, in
     if (code == 0)
         code = cl->EnqueueNDRangeKernel(gpu->queue, k, 3, NULL, groups, threads, 0, NULL, NULL);
     gpu->launches[kernel] += code == 0;
-    butler_gpu_fail(gpu, butler_gpu_kernel_names[kernel], code);
+    butler_gpu_fail(gpu, butler_gpu_kernels[kernel].name, code);
 }
 
 uint64_t butler_gpu_launches(const struct butler_backend *backend, const char *kernel)
 {
     for (int i = 0; i < GPU_N_KERNELS; i++)
-        if (!strcmp(butler_gpu_kernel_names[i], kernel))
+        if (!strcmp(butler_gpu_kernels[i].name, kernel))
             return ((const struct butler_gpu *)backend)->launches[i];
     return 0;
 }

@@ -71,4 +71,8 @@ struct butler_opencl {
 /* The functions of this machine's libOpenCL, opened at the first call; NULL where there is none, or it lacks one of them. */
 const struct butler_opencl *butler_opencl_open(void);
 
+/* For tests, while there is no engine on a device: these functions instead of this machine's, or NULL: these again. A table without
+ * functions stands for a machine without a driver. */
+void butler_opencl_use(const struct butler_opencl *driver);
+
 #endif

@@ -1,0 +1,656 @@
+/* A device behind OpenCL against the CPU: every operation on rows, and what sessions compute. Skipped, saying so, where there is no
+ * device. Includers say which driver it is by GPU_FEW (1: it is slow, so that it gets a part of the cases) and run_gpu_tests(). */
+#ifndef GPU_TESTS_H
+#define GPU_TESTS_H
+
+#include "fixtures.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cpu/select.h"
+#include "cpu/backend_cpu.h"
+#include "engine/engine.h"
+#include "file/weight_types.h"
+#include "gpu/backend_gpu.h"
+#include "gpu/opencl_api.h"
+#include "metrics/registry.h"
+#include "tiny_model.h"
+
+#define N(array) ((int)(sizeof(array) / sizeof *(array)))
+
+/* Both backends, and arrays that each has in its own memory. */
+enum { CPU, GPU, N_BACKENDS, ARRAYS = 8 };
+struct both {
+    struct butler_pool *pool;
+    struct butler_backend *on[N_BACKENDS];
+    float *arrays[N_BACKENDS][ARRAYS];
+    size_t sizes[ARRAYS]; /* in numbers */
+    int n;
+    struct butler_workspace work;
+    void *bound[64]; /* weights, which must outlive the backend */
+    int n_bound;
+};
+
+static int setup(void **state)
+{
+    struct both *both = calloc(1, sizeof *both);
+    struct butler_error err = {0};
+    struct butler_gpu_info info;
+    if (!both)
+        return -1;
+    *state = both;
+    if (!butler_gpu_describe(0, &info)) {
+        print_message("skipped: no OpenCL device here\n");
+        return 0;
+    }
+    print_message("opencl:0: %s\n", info.name);
+    both->pool = butler_pool_new(2, &err);
+    both->on[CPU] = butler_backend_cpu(both->pool, NULL, &err);
+    both->on[GPU] = butler_backend_gpu(both->pool, both->on[CPU]->kernels, 0, &err);
+    if (!both->on[GPU])
+        print_message("%s\n", err.message);
+    both->on[CPU]->activation_bits = 16;
+    const struct butler_hparams hp = {.n_embd = 512, .n_ff = 512, .n_heads = 4, .n_kv_heads = 2, .head_dim = 64};
+    const struct butler_workspace_sizes sizes = {64, 64, 2, true, false};
+    return both->on[GPU] && both->on[CPU]->make_workspace(both->on[CPU], &both->work, &hp, &sizes, &err) == 0 ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    struct both *both = *state;
+    if (both->pool) {
+        butler_workspace_free(&both->work);
+        butler_backend_free(both->on[CPU]);
+        butler_backend_free(both->on[GPU]);
+        butler_pool_free(both->pool);
+    }
+    for (int i = 0; i < both->n_bound; i++)
+        free(both->bound[i]);
+    free(both);
+    return tiny_clean(state);
+}
+
+static struct both *begin(void **state)
+{
+    struct both *both = *state;
+    if (!both->pool)
+        skip();
+    both->n = 0;
+    return both;
+}
+
+/* Numbers between -1 and 1 in both memories; the array's index. */
+static int array(struct both *both, size_t n, uint64_t seed)
+{
+    const int i = both->n++;
+    float *host = malloc(n * sizeof *host);
+    assert_non_null(host);
+    for (size_t j = 0; j < n; j++)
+        host[j] = (float)((double)butler_random(&seed) / 9223372036854775808.0 - 1);
+    both->sizes[i] = n;
+    for (int b = 0; b < N_BACKENDS; b++) {
+        both->arrays[b][i] = both->on[b]->alloc(both->on[b], n * sizeof *host, true, NULL);
+        assert_non_null(both->arrays[b][i]);
+        both->on[b]->upload(both->on[b], both->arrays[b][i], host, n * sizeof *host);
+    }
+    free(host);
+    return i;
+}
+
+/* Array i is the same in both, within `tolerance` of its largest number; then all arrays are freed. */
+static void compare(struct both *both, int i, double tolerance, const char *what)
+{
+    float *found[N_BACKENDS];
+    double largest = 0, worst = 0;
+    struct butler_error err = {0};
+    for (int b = 0; b < N_BACKENDS; b++) {
+        found[b] = malloc(both->sizes[i] * sizeof(float));
+        assert_non_null(found[b]);
+        both->on[b]->download(both->on[b], found[b], both->arrays[b][i], both->sizes[i] * sizeof(float));
+    }
+    if (butler_backend_check(both->on[GPU], &err) < 0)
+        fail_msg("%s: %s", what, err.message);
+    for (size_t j = 0; j < both->sizes[i]; j++) {
+        largest = fmax(largest, fabs((double)found[CPU][j]));
+        worst = fmax(worst, fabs((double)found[CPU][j] - (double)found[GPU][j]));
+    }
+    if (!(worst <= tolerance * largest))
+        fail_msg("%s: differs by %g, largest %g", what, worst, largest);
+    for (int b = 0; b < N_BACKENDS; b++) {
+        free(found[b]);
+        for (int a = 0; a < both->n; a++)
+            both->on[b]->free(both->on[b], both->arrays[b][a], both->sizes[a] * sizeof(float));
+    }
+    both->n = 0;
+}
+
+#define EACH(b, operation, ...) both->on[b]->operation(both->on[b], __VA_ARGS__)
+
+static void test_products(void **state)
+{
+    static const struct {
+        enum butler_type type;
+        double tolerance; /* of the CPU's 16-bit activations; of F32 sums */
+    } types[] = {{BUTLER_F32, 1e-5},  {BUTLER_F16, 1e-5},  {BUTLER_BF16, 1e-5}, {BUTLER_Q8_0, 2e-4},
+                 {BUTLER_Q4_0, 2e-4}, {BUTLER_Q4_1, 2e-4}, {BUTLER_Q5_0, 2e-4}, {BUTLER_Q5_1, 2e-4},
+                 {BUTLER_Q4_K, 2e-4}, {BUTLER_Q5_K, 2e-4}, {BUTLER_Q6_K, 2e-4}};
+    enum { ROWS = 37, COLS = 512 };
+    struct both *both = begin(state);
+    uint64_t seed = 7;
+    for (int t = 0; t < N(types); t += GPU_FEW ? 3 : 1) {
+        const size_t row_bytes = butler_row_bytes(types[t].type, COLS);
+        unsigned char *data = malloc(ROWS * row_bytes);
+        float *bias = malloc(ROWS * sizeof *bias), *row = malloc(COLS * sizeof *row);
+        assert_true(data && bias && row);
+        for (int r = 0; r < ROWS; r++) {
+            bias[r] = (float)r;
+            for (int i = 0; i < COLS; i++)
+                row[i] = (float)((double)butler_random(&seed) / 9223372036854775808.0 - 1);
+            if (!butler_quantize_row(types[t].type, data + (size_t)r * row_bytes, row, COLS))
+                /* Any bits, with scales (F16 at even places of the first bytes) that are small numbers. */
+                for (size_t i = 0; i < row_bytes; i++)
+                    data[(size_t)r * row_bytes + i] = (unsigned char)butler_random(&seed);
+            const int block = butler_types[types[t].type].block_bytes;
+            for (size_t at = 0; at < row_bytes && (types[t].type == BUTLER_Q4_1 || types[t].type == BUTLER_Q5_0 ||
+                                                   types[t].type == BUTLER_Q5_1 || types[t].type == BUTLER_Q5_K);
+                 at += (size_t)block) {
+                data[(size_t)r * row_bytes + at + 1] = 0x2c;
+                if (types[t].type != BUTLER_Q5_0)
+                    data[(size_t)r * row_bytes + at + 3] = 0xa8;
+            }
+        }
+        const struct butler_weights bound[] = {{data, ROWS * row_bytes, types[t].type}, {bias, ROWS * sizeof *bias, BUTLER_F32}};
+        assert_int_equal(both->on[GPU]->bind_weights(both->on[GPU], bound, 2, NULL), 0);
+        const struct butler_matrix w = {types[t].type, ROWS, COLS, row_bytes, data, bias};
+        for (int n = 1; n <= 19; n += 9) {
+            const int x = array(both, (size_t)n * COLS, 3), y = array(both, (size_t)n * ROWS, 4);
+            for (int b = 0; b < N_BACKENDS; b++)
+                EACH(b, matmul, &both->work, &(struct butler_product){both->arrays[b][y], &w}, 1, both->arrays[b][x], n);
+            compare(both, y, types[t].tolerance, butler_types[types[t].type].name);
+        }
+        const int y = array(both, 3 * COLS, 5);
+        const int32_t ids[] = {36, 0, 5};
+        for (int b = 0; b < N_BACKENDS; b++)
+            EACH(b, embed, both->arrays[b][y], &w, ids, 3);
+        compare(both, y, 1e-6, butler_types[types[t].type].name);
+        free(row);
+        both->bound[both->n_bound++] = data;
+        both->bound[both->n_bound++] = bias;
+    }
+}
+
+static void test_rows(void **state)
+{
+    enum { ROWS = 5, DIM = 200 };
+    struct both *both = begin(state);
+    static float weight[2 * DIM], bias[2 * DIM];
+    for (int i = 0; i < 2 * DIM; i++) {
+        weight[i] = (float)i / DIM;
+        bias[i] = (float)(i % 7);
+    }
+    const struct butler_weights bound[] = {{weight, sizeof weight, BUTLER_F32}, {bias, sizeof bias, BUTLER_F32}};
+    assert_int_equal(both->on[GPU]->bind_weights(both->on[GPU], bound, 2, NULL), 0);
+    for (int kind = 0; kind < 2; kind++) {
+        const struct butler_vector v = {weight, kind ? bias : NULL, 2};
+        const int x = array(both, ROWS * DIM, 1);
+        for (int b = 0; b < N_BACKENDS; b++)
+            EACH(b, norm, both->arrays[b][x], both->arrays[b][x], &v, ROWS, DIM, (enum butler_norm)kind, 1e-5f);
+        compare(both, x, 1e-5, "norm");
+    }
+    for (int kind = BUTLER_ROPE_ADJACENT; kind <= BUTLER_ROPE_HALVES; kind++) {
+        const int x = array(both, ROWS * DIM, 1), c = array(both, ROWS * 8, 2), s = array(both, ROWS * 8, 3);
+        for (int b = 0; b < N_BACKENDS; b++)
+            EACH(b, rope, &(struct butler_rotation){both->arrays[b][x], 5}, 1,
+                 &(struct butler_angles){both->arrays[b][c], both->arrays[b][s], DIM / 5, 16, (enum butler_rope)kind}, ROWS);
+        compare(both, x, 1e-5, "rope");
+    }
+    for (int kind = BUTLER_SILU; kind <= BUTLER_SWIGLU_CLAMPED; kind++)
+        for (int gated = kind == BUTLER_SWIGLU_CLAMPED; gated < 2; gated++) {
+            const int up = array(both, ROWS * 2 * DIM, 1), gate = array(both, ROWS * DIM, 2);
+            for (int b = 0; b < N_BACKENDS; b++)
+                EACH(b, activate, both->arrays[b][up], 2 * DIM, gated ? both->arrays[b][gate] : NULL, ROWS, DIM,
+                     (enum butler_activation)kind);
+            compare(both, up, 1e-5, "activate");
+        }
+    const int x = array(both, ROWS * DIM, 1), y = array(both, ROWS * DIM, 2), rows[] = {1, 2, 4}, spread[] = {4, 0, 3};
+    const float factors[] = {0.5f, -2, 3};
+    for (int b = 0; b < N_BACKENDS; b++) {
+        EACH(b, gather_rows, both->arrays[b][x], both->arrays[b][x], rows, 3, DIM);
+        EACH(b, scatter_add, both->arrays[b][y], both->arrays[b][x], spread, factors, 3, DIM);
+        EACH(b, add, both->arrays[b][y], both->arrays[b][x], ROWS * DIM);
+        EACH(b, scale, both->arrays[b][y], 3, ROWS * DIM);
+        EACH(b, softcap, both->arrays[b][y], 5, ROWS * DIM);
+    }
+    compare(both, y, 1e-5, "rows moved and added");
+}
+
+static void test_top(void **state)
+{
+    enum { ROWS = 20, DIM = 1000 };
+    struct both *both = begin(state);
+    struct butler_top tops[N_BACKENDS][ROWS];
+    const int x = array(both, ROWS * DIM, 9);
+    const float odd[] = {NAN, 2, 2, 2, INFINITY};
+    memset(tops, 0, sizeof tops);
+    for (int b = 0; b < N_BACKENDS; b++) {
+        EACH(b, upload, both->arrays[b][x] + 3 * DIM + 700, odd + 1, 3 * sizeof *odd);
+        EACH(b, upload, both->arrays[b][x] + 5 * DIM + 300, odd, sizeof odd);
+        EACH(b, finite_top_k, both->arrays[b][x], ROWS, DIM, 5, tops[b]);
+    }
+    for (int r = 0; r < ROWS; r++) {
+        assert_int_equal(tops[GPU][r].not_finite, r == 5 ? 300 : -1);
+        for (int k = 0; k < 5 && r != 5; k++) {
+            assert_int_equal(tops[GPU][r].ids[k], tops[CPU][r].ids[k]);
+            assert_true(tops[GPU][r].values[k] == tops[CPU][r].values[k]);
+        }
+    }
+    for (int b = 0; b < N_BACKENDS; b++)
+        EACH(b, zero_many, &(struct butler_piece){both->arrays[b][x], ROWS * DIM * sizeof(float)}, 1);
+    compare(both, x, 0, "zeros");
+}
+
+/* The choice of a device from scores on it, ids and ties as the CPU makes it from the same. A list is a query head's own. */
+static void select_same(struct both *both, int n_units, int unit, struct butler_choice choice, bool ties)
+{
+    enum { LISTS = 3 };
+    struct butler_error err = {0};
+    const int n_slots = n_units * unit - unit / 2, words = (n_slots + 63) / 64;
+    const size_t stride = ((size_t)n_slots + 15) / 16 * 16;
+    struct butler_backend *gpu = both->on[GPU];
+    float *scores = malloc(LISTS * stride * sizeof *scores), *device = gpu->alloc(gpu, LISTS * stride * sizeof *scores, true, &err);
+    uint32_t *slots = gpu->alloc(gpu, LISTS * stride * sizeof *slots, true, &err), *found = malloc(stride * sizeof *found);
+    uint64_t *noted = gpu->alloc(gpu, LISTS * (size_t)words * sizeof *noted, true, &err), seed = 3;
+    int *counts = gpu->alloc(gpu, LISTS * sizeof *counts, true, &err), n_found[LISTS];
+    uint32_t *ids = malloc((size_t)n_units * sizeof *ids);
+    float *scratch = malloc((size_t)n_units * sizeof *scratch);
+    struct butler_kv kv = {.head_dim = 64, .n_kv_heads = LISTS};
+    struct butler_workspace work = {.scores = device, .score_stride = stride};
+    struct butler_selection selection = {.units = noted, .words = (size_t)words};
+    struct butler_traffic traffic = {0};
+    const struct butler_plan plan = {.unit = unit};
+    const struct butler_layer_state state = {
+        .plan = &plan, .kv = &kv, .work = &work, .selection = &selection, .traffic = &traffic, .n_heads = LISTS};
+    const struct butler_selecting selecting = {.n = n_slots, .choice = choice};
+    const struct butler_lists lists = {.n_lists = LISTS, .n = counts, .memory = slots, .stride = stride};
+    assert_true(scores && found && ids && scratch && device && slots && noted && counts);
+    for (size_t i = 0; i < LISTS * stride; i++) {
+        const int random = (int)(butler_random(&seed) % 1000);
+        scores[i] = ties ? (float)(random % 4 - 2) : random == 0 ? NAN : (float)random / 7 - 70;
+    }
+    gpu->upload(gpu, device, scores, LISTS * stride * sizeof *scores);
+    gpu->select(gpu, &state, NULL, &selecting, &lists);
+    gpu->download(gpu, n_found, counts, sizeof n_found);
+    for (int list = 0; list < LISTS; list++) {
+        const int n = butler_select_top(both->on[CPU]->kernels, scores + (size_t)list * stride, n_units, choice.budget,
+                                        choice.first, choice.last, scratch, ids);
+        int n_expected = 0;
+        gpu->download(gpu, found, slots + (size_t)list * stride, (size_t)n_found[list] * sizeof *found);
+        for (int i = 0; i < n; i++)
+            for (int slot = (int)ids[i] * unit; slot < n_slots && slot < (int)(ids[i] + 1) * unit; slot++) {
+                assert_true(n_expected < n_found[list]);
+                assert_int_equal(found[n_expected++], slot);
+            }
+        assert_int_equal(n_expected, n_found[list]);
+    }
+    gpu->free(gpu, device, 0), gpu->free(gpu, slots, 0), gpu->free(gpu, noted, 0), gpu->free(gpu, counts, 0);
+    free(scores), free(found), free(ids), free(scratch);
+}
+
+static void test_selection(void **state)
+{
+    struct both *both = begin(state);
+    for (int ties = 0; ties < 2; ties++) {
+        select_same(both, 1000, 1, (struct butler_choice){.n_units = 1000, .budget = 100, .first = 4, .last = 1}, ties);
+        select_same(both, 301, 16, (struct butler_choice){.n_units = 301, .budget = 40, .first = 1, .last = 2}, ties);
+        select_same(both, 40, 16, (struct butler_choice){.n_units = 40, .budget = 40, .first = 1, .last = 1}, ties);
+        select_same(both, 130, 4, (struct butler_choice){.n_units = 130, .budget = 3, .first = 2, .last = 1}, ties);
+    }
+}
+
+/* A layer's cache in the memory of a backend, of KV heads with an extent each. */
+struct cache {
+    struct butler_backend *backend;
+    struct butler_kv kv;
+    struct butler_kv_head heads[2];
+    struct butler_metric_shape shape;
+    struct butler_traffic traffic;
+};
+
+enum { CACHE_SLOTS = 37, CACHE_PAGE = 16 };
+
+static void make_cache(struct cache *cache, struct butler_backend *backend, enum butler_kv_type type, int dim, const float *shifts)
+{
+    static const uint32_t extents[] = {1, 0};
+    struct butler_kv *kv = &cache->kv;
+    memset(cache, 0, sizeof *cache);
+    cache->backend = backend;
+    cache->shape = (struct butler_metric_shape){.n_layers = 1, .n_heads = 2, .n_kv_heads = 2, .head_dim = dim};
+    *kv = (struct butler_kv){.n_layers = 1, .n_heads = 2, .n_kv_heads = 2, .head_dim = dim, .type = type, .backend = backend};
+    kv->kernels = backend->kernels;
+    kv->row_bytes = butler_kv_row_bytes(type, dim);
+    kv->extent_bytes = butler_kv_extent_bytes(type, dim);
+    kv->heads = cache->heads;
+    kv->pool = backend->alloc(backend, 2 * kv->extent_bytes, true, NULL);
+    kv->hadamard = type == BUTLER_KV_Q8_0;
+    kv->key_shifts = kv->hadamard ? shifts : NULL;
+    kv->record_slots = CACHE_PAGE;
+    kv->record_bytes = (size_t)dim * 4;
+    kv->records_stride = 4 * kv->record_bytes;
+    kv->records = backend->alloc(backend, 2 * kv->records_stride, true, NULL);
+    uint32_t *tables = backend->alloc(backend, sizeof extents, true, NULL);
+    assert_true(kv->pool && kv->records && tables);
+    backend->upload(backend, tables, extents, sizeof extents);
+    for (int h = 0; h < 2; h++)
+        cache->heads[h] =
+            (struct butler_kv_head){.table = tables + h, .n_slots = CACHE_SLOTS, .records = kv->records + h * kv->records_stride};
+}
+
+static void free_cache(struct cache *cache)
+{
+    struct butler_backend *backend = cache->backend;
+    backend->free(backend, cache->kv.pool, 2 * cache->kv.extent_bytes);
+    backend->free(backend, cache->kv.records, 2 * cache->kv.records_stride);
+    backend->free(backend, cache->heads[0].table, 2 * sizeof(uint32_t));
+}
+
+/* Rows and page bounds have the CPU's bytes, for every type; Q8_0 keys behind their transform and less their shifts. */
+static void test_append(void **state)
+{
+    static const int dims[] = {64, 96, 128};
+    static float shifts[2 * 128];
+    struct both *both = begin(state);
+    struct butler_plan plan = {.metric = &butler_metric_page_bounds, .values = {CACHE_PAGE}, .unit = CACHE_PAGE};
+    for (int i = 0; i < N(shifts); i++)
+        shifts[i] = (float)(i % 9) - 4;
+    assert_int_equal(
+        both->on[GPU]->bind_weights(both->on[GPU], &(struct butler_weights){shifts, sizeof shifts, BUTLER_F32}, 1, NULL), 0);
+    for (int c = 0; c < BUTLER_N_KV_TYPES * N(dims) * 2; c += GPU_FEW ? 7 : 1) {
+        const enum butler_kv_type type = (enum butler_kv_type)(c % BUTLER_N_KV_TYPES);
+        const int dim = dims[c / BUTLER_N_KV_TYPES % N(dims)];
+        const size_t n = (size_t)(CACHE_SLOTS * 2 * dim);
+        const int k = array(both, n, 1), v = array(both, n, 2);
+        struct cache caches[N_BACKENDS];
+        unsigned char *found[N_BACKENDS];
+        for (int b = 0; b < N_BACKENDS; b++) {
+            struct cache *cache = &caches[b];
+            struct butler_kv *kv = &cache->kv;
+            make_cache(cache, both->on[b], type, dim, c < BUTLER_N_KV_TYPES * N(dims) ? NULL : shifts);
+            const struct butler_layer_state layer = {
+                .plan = &plan, .shape = &cache->shape, .kv = kv, .traffic = &cache->traffic, .n_heads = 2};
+            EACH(b, append, &layer, both->arrays[b][k], both->arrays[b][v], CACHE_SLOTS);
+            found[b] = malloc(2 * kv->extent_bytes + 2 * kv->records_stride);
+            EACH(b, download, found[b], kv->pool, 2 * kv->extent_bytes);
+            EACH(b, download, found[b] + 2 * kv->extent_bytes, kv->records, 2 * kv->records_stride);
+        }
+        const size_t used = CACHE_SLOTS * 2 * caches[CPU].kv.row_bytes, extent = caches[CPU].kv.extent_bytes;
+        assert_memory_equal(found[CPU], found[GPU], used);
+        assert_memory_equal(found[CPU] + extent, found[GPU] + extent, used);
+        assert_memory_equal(found[CPU] + 2 * extent, found[GPU] + 2 * extent, 2 * caches[CPU].kv.records_stride);
+        for (int b = 0; b < N_BACKENDS; b++) {
+            free_cache(&caches[b]);
+            free(found[b]);
+        }
+        compare(both, k, 0, "keys");
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- sessions */
+
+enum { N_PROMPT = GPU_FEW ? 40 : 90, N_STEPS = GPU_FEW ? 2 : 6, MOST_VOCAB = 1024 };
+
+static struct butler_engine *engine_of(const char *path, const char *device, int n_block, struct butler_error *err)
+{
+    const struct butler_engine_params params = {BUTLER_INIT(butler_engine_params),
+                                                .n_threads = 2,
+                                                .n_block = n_block,
+                                                .kv_bytes = 1 << 24,
+                                                .activation_bits = 16,
+                                                .device = device};
+    struct butler_model *model = butler_model_load(path, NULL, err);
+    assert_non_null(model);
+    struct butler_engine *engine = butler_engine_new(model, &params, err);
+    if (!engine)
+        butler_model_free(model);
+    return engine;
+}
+
+static struct butler_engine *engine_on(const char *name, const char *device, int n_block, struct butler_error *err)
+{
+    char path[FIXTURE_PATH];
+    fixture_path(path, name);
+    return engine_of(path, device, n_block, err);
+}
+
+static struct butler_session *session_on(struct butler_engine *engine, const char *policy, enum butler_kv_type type)
+{
+    struct butler_error err = {0};
+    struct butler_session *session = butler_session_new(
+        engine,
+        &(struct butler_session_params){BUTLER_INIT(butler_session_params), .n_ctx = 128, .kv_type = type, .policy = policy}, &err);
+    if (!session)
+        fail_msg("%s", err.message);
+    return session;
+}
+
+static void read_prompt(struct butler_session *session, int n)
+{
+    struct butler_error err = {0};
+    int32_t ids[N_PROMPT];
+    for (int i = 0; i < n; i++)
+        ids[i] = i * 37 % 40;
+    if (butler_prefill(session, ids, n, NULL, NULL, &err) < 0)
+        fail_msg("%s", err.message);
+}
+
+/* Their logits are the same within `tolerance` of their range; exactly for 0. */
+static void compare_logits(const struct butler_session *a, const struct butler_session *b, int n_vocab, double tolerance,
+                           const char *what)
+{
+    const float *x = butler_logits(a), *y = butler_logits(b);
+    double low = x[0], high = x[0], worst = 0;
+    for (int i = 0; i < n_vocab; i++) {
+        low = fmin(low, (double)x[i]);
+        high = fmax(high, (double)x[i]);
+        worst = fmax(worst, fabs((double)x[i] - (double)y[i]));
+    }
+    if (!(worst <= tolerance * (high - low)))
+        fail_msg("%s: logits differ by %g of %g", what, worst, high - low);
+}
+
+static int n_vocab_of(const struct butler_engine *engine)
+{
+    return butler_model_get_info(butler_engine_model(engine))->n_vocab;
+}
+
+static void test_logits(void **state)
+{
+    static const struct {
+        const char *model, *policy;
+        enum butler_kv_type type;
+        double tolerance;
+    } cases[] = {{"models/llama-gqa.gguf", "full", BUTLER_KV_F16, 1e-4},
+                 {"models/llama-gqa.gguf", "quest:budget=32,dense=0", BUTLER_KV_F16, 1e-4},
+                 {"models/llama-gqa.gguf", "quest:budget=32,dense=0,every=3,group=mean", BUTLER_KV_F32, 1e-4},
+                 {"models/llama-gqa.gguf", "tinyserve:budget=32,bound=max,share=query", BUTLER_KV_F16, 1e-4},
+                 {"models/llama-gqa.gguf", "oracle:budget=20", BUTLER_KV_F32, 1e-4},
+                 {"models/gemma3.gguf", "full", BUTLER_KV_F32, 1e-4},
+                 {"models/gpt-oss.gguf", "tinyserve:budget=32", BUTLER_KV_F32, 1e-4},
+                 {"models/qwen2-mixed.gguf", "full", BUTLER_KV_F16, 2e-3},
+                 {"models/qwen3.gguf", "full", BUTLER_KV_F32, 1e-4},
+                 {"models/phi3-partial.gguf", "full", BUTLER_KV_F32, 1e-4}};
+    begin(state);
+    for (int c = 0; c < N(cases); c += GPU_FEW ? 6 : 1) {
+        struct butler_error err = {0};
+        struct butler_engine *engines[N_BACKENDS];
+        struct butler_session *sessions[N_BACKENDS];
+        for (int b = 0; b < N_BACKENDS; b++) {
+            engines[b] = engine_on(cases[c].model, b == GPU ? "opencl:0" : "cpu", 0, &err);
+            if (!engines[b])
+                fail_msg("%s", err.message);
+            sessions[b] = session_on(engines[b], cases[c].policy, cases[c].type);
+            read_prompt(sessions[b], N_PROMPT);
+        }
+        compare_logits(sessions[CPU], sessions[GPU], n_vocab_of(engines[CPU]), cases[c].tolerance, cases[c].model);
+        for (int step = 0; step < N_STEPS; step++) {
+            for (int b = 0; b < N_BACKENDS; b++)
+                assert_int_equal(butler_step(sessions[b], 3 + step, &err), 0);
+            compare_logits(sessions[CPU], sessions[GPU], n_vocab_of(engines[CPU]), cases[c].tolerance, cases[c].policy);
+        }
+        int32_t ids[N_BACKENDS][128];
+        const int n = butler_last_selection(sessions[CPU], 1, 0, ids[CPU], 128);
+        const int n_gpu = butler_last_selection(sessions[GPU], 1, 0, ids[GPU], 128);
+        if (n_gpu != n)
+            fail_msg("%s: %d tokens selected, on the CPU %d", cases[c].policy, n_gpu, n);
+        assert_memory_equal(ids[CPU], ids[GPU], (size_t)(n > 0 ? n : 0) * sizeof ids[0][0]);
+        struct butler_stats stats[N_BACKENDS] = {{BUTLER_INIT(butler_stats)}, {BUTLER_INIT(butler_stats)}};
+        for (int b = 0; b < N_BACKENDS; b++)
+            butler_session_stats(sessions[b], &stats[b]);
+        assert_int_equal(stats[GPU].kv_bytes, stats[CPU].kv_bytes);
+        for (int b = 0; b < N_BACKENDS; b++) {
+            butler_session_free(sessions[b]);
+            free_engine(engines[b]);
+        }
+    }
+}
+
+/* TinyServe's Algorithm 1 in one launch, against the CPU and, bit for bit, against the kernels one after the other, for query
+ * groups and heads that are not the usual ones. The counters prove which kernels ran. */
+static void test_fused(void **state)
+{
+    static const int groups[] = {1, 4, 6, 7}, dims[] = {64, 128};
+    static const enum butler_kv_type types[] = {BUTLER_KV_F16, BUTLER_KV_F32, BUTLER_KV_Q8_0};
+    enum { FUSED, CHAIN, ON_CPU, N_SESSIONS };
+    static const char *const policies[N_SESSIONS] = {"tinyserve:budget=24,page=4", "tinyserve:budget=24,page=4,fused=0",
+                                                     "tinyserve:budget=24,page=4"};
+    struct butler_error err = {0};
+    begin(state);
+    for (int c = 0; c < N(groups) * N(dims); c += GPU_FEW ? 6 : 1) {
+        struct tiny tiny = tiny_default;
+        tiny.arch = c % 4 == 3 ? "qwen2" : "llama"; /* whose keys have biases */
+        tiny.n_heads = 2 * groups[c / N(dims)];
+        tiny.head_dim = dims[c % N(dims)];
+        tiny.seed = (uint64_t)c;
+        const char *path = tiny_path("fused.gguf");
+        tiny_write(path, &tiny);
+        struct butler_engine *engines[N_BACKENDS] = {engine_of(path, "cpu", 0, &err), engine_of(path, "opencl:0", 0, &err)};
+        const struct butler_backend *gpu = engines[GPU]->backend;
+        for (int t = 0; t < N(types); t++) {
+            struct butler_session *sessions[N_SESSIONS];
+            int32_t ids[N_SESSIONS][N_PROMPT + N_STEPS];
+            const uint64_t before = butler_gpu_launches(gpu, "retrieve_pages");
+            for (int i = 0; i < N_SESSIONS; i++) {
+                const uint64_t chosen = butler_gpu_launches(gpu, "choose_units");
+                sessions[i] = session_on(engines[i == ON_CPU ? CPU : GPU], policies[i], types[t]);
+                read_prompt(sessions[i], N_PROMPT);
+                for (int step = 0; step < N_STEPS; step++)
+                    assert_int_equal(butler_step(sessions[i], 3 + step, &err), 0);
+                assert_int_equal(butler_gpu_launches(gpu, "choose_units") - chosen, i == CHAIN ? N_STEPS * tiny.n_layers : 0);
+            }
+            assert_int_equal(butler_gpu_launches(gpu, "retrieve_pages") - before, N_STEPS * tiny.n_layers);
+            compare_logits(sessions[FUSED], sessions[CHAIN], tiny.n_vocab, 0, "fused and one after the other");
+            compare_logits(sessions[FUSED], sessions[ON_CPU], tiny.n_vocab, types[t] == BUTLER_KV_Q8_0 ? 1e-3 : 1e-4,
+                           "fused, and on the CPU");
+            for (int layer = 0; layer < tiny.n_layers; layer++)
+                for (int head = 0; head < 2; head++) {
+                    int n[N_SESSIONS];
+                    for (int i = 0; i < N_SESSIONS; i++)
+                        n[i] = butler_last_selection(sessions[i], layer, head, ids[i], N(ids[i]));
+                    assert_true(n[ON_CPU] > 0 && n[ON_CPU] <= 24);
+                    for (int i = 0; i < ON_CPU; i++) {
+                        assert_int_equal(n[i], n[ON_CPU]);
+                        assert_memory_equal(ids[i], ids[ON_CPU], (size_t)n[i] * sizeof ids[i][0]);
+                    }
+                }
+            for (int i = 0; i < N_SESSIONS; i++)
+                butler_session_free(sessions[i]);
+        }
+        free_engine(engines[CPU]), free_engine(engines[GPU]);
+    }
+}
+
+/* A prompt has the same bits in passes of 7 tokens and of all; a session that one device saved goes on on the other. */
+static void passes_and_files(const char *model, enum butler_kv_type type, double tolerance)
+{
+    char path[] = "/tmp/test_gpu.XXXXXX";
+    struct butler_error err = {0};
+    struct butler_engine *few = engine_of(model, "opencl:0", 7, &err), *all = engine_of(model, "opencl:0", 128, &err),
+                         *cpu = engine_of(model, "cpu", 0, &err);
+    struct butler_session *a = session_on(few, "quest:budget=32,dense=0", type),
+                          *b = session_on(all, "quest:budget=32,dense=0", type);
+    read_prompt(a, N_PROMPT);
+    read_prompt(b, N_PROMPT);
+    compare_logits(a, b, n_vocab_of(cpu), 0, "passes");
+    const int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(butler_session_save(a, path, &err), 0);
+    struct butler_session *c = butler_session_restore(cpu, path, 0, &err);
+    if (!c)
+        fail_msg("%s", err.message);
+    assert_int_equal(butler_step(a, 5, &err) | butler_step(c, 5, &err), 0);
+    compare_logits(a, c, n_vocab_of(cpu), tolerance, "restored on the CPU");
+    assert_int_equal(butler_session_save(c, path, &err), 0);
+    struct butler_session *d = butler_session_restore(all, path, 0, &err);
+    if (!d)
+        fail_msg("%s", err.message);
+    assert_int_equal(butler_step(a, 6, &err) | butler_step(d, 6, &err), 0);
+    compare_logits(a, d, n_vocab_of(cpu), tolerance, "restored on the device");
+    unlink(path);
+    butler_session_free(a), butler_session_free(b), butler_session_free(c), butler_session_free(d);
+    free_engine(few), free_engine(all), free_engine(cpu);
+}
+
+static void test_passes_and_files(void **state)
+{
+    char path[FIXTURE_PATH];
+    struct tiny tiny = tiny_default;
+    begin(state);
+    fixture_path(path, "models/llama-gqa.gguf");
+    passes_and_files(path, BUTLER_KV_F16, 1e-4);
+    tiny.arch = "qwen2";
+    tiny.head_dim = 64;
+    tiny_write(tiny_path("files.gguf"), &tiny);
+    passes_and_files(tiny_path("files.gguf"), BUTLER_KV_Q8_0, 1e-3);
+}
+
+/* What a device has no kernel for is named; so is a device that is not there. */
+static void test_errors(void **state)
+{
+    struct butler_error err = {0};
+    assert_null(engine_on("models/llama-gqa.gguf", "opencl", 0, &err));
+    assert_non_null(strstr(err.message, "device 'opencl'"));
+    begin(state);
+    assert_null(engine_on("models/llama-gqa.gguf", "opencl:99", 0, &err));
+    assert_non_null(strstr(err.message, "opencl:99"));
+    struct butler_engine *engine = engine_on("models/llama-gqa.gguf", "opencl:0", 0, &err);
+    static const struct {
+        const char *policy;
+        enum butler_kv_type type;
+        const char *named;
+    } cases[] = {{"h2o", BUTLER_KV_F16, "attention"},
+                 {"fier", BUTLER_KV_F16, "one_bit"},
+                 {"quest:share=layer", BUTLER_KV_F16, "page_bounds"}};
+    for (int i = 0; i < N(cases); i++) {
+        const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .n_ctx = 64, .kv_type = cases[i].type,
+                                                     .policy = cases[i].policy};
+        assert_null(butler_session_new(engine, &params, &err));
+        assert_int_equal(err.code, BUTLER_ERROR_UNSUPPORTED);
+        assert_non_null(strstr(err.message, cases[i].named));
+    }
+    free_engine(engine);
+}
+
+static int run_gpu_tests(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products), cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_top),      cmocka_unit_test(test_selection),
+                                       cmocka_unit_test(test_append),   cmocka_unit_test(test_logits),
+                                       cmocka_unit_test(test_fused),    cmocka_unit_test(test_passes_and_files),
+                                       cmocka_unit_test(test_errors)};
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
+
+#endif
