@@ -151,6 +151,7 @@ static void test_sessions(void **state)
     FAILS("session", butler_session_find_prefix, NULL, &id, 1, &err);
     FAILS("ids", butler_session_find_prefix, session, NULL, 1, &err);
     FAILS("session", butler_session_use_library, NULL, NULL, &err);
+    FAILS("session", butler_session_keep_at, NULL, 1, &err);
     FAILS("session", butler_fill, NULL, 1, 1, &err);
     FAILS("session", butler_session_save, NULL, "x", &err);
     FAILS("path", butler_session_save, session, NULL, &err);
