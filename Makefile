@@ -143,7 +143,7 @@ $(BUILD)/tests/test_eval_%: $(BUILD)/tests/test_eval_%.o $(EVAL_OBJ) $(BUILD)/li
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS) -lcmocka
 
 # That of the scheduler links what of the server needs no network.
-SCHEDULER_OBJ = $(patsubst %,$(BUILD)/apps/serve/%.o,choice draft job jobs map pace park prepare reread scheduler scores text trace)
+SCHEDULER_OBJ = $(patsubst %,$(BUILD)/apps/serve/%.o,choice draft job jobs map pace park prepare receipt reread scheduler scores text trace)
 $(BUILD)/tests/test_scheduler $(BUILD)/tests/test_glass_scheduler: $(BUILD)/tests/%: $(BUILD)/tests/%.o $(SCHEDULER_OBJ) $(BUILD)/tools.a $(BUILD)/libbutler.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) -lcmocka

@@ -145,6 +145,10 @@ def test_receipts_of_policies_that_evict(server):
     assert one["steps"] == 2 and one["attention_read"] == 1 and 0.01 < one["attention_evicted_at_prompt"] < 1
     two = server.post("/v1/completions", {**body, "n": 2})["usage"]["kv"]["receipt"]
     assert two["steps"] == 4 and two["attention_evicted_at_prompt"] == one["attention_evicted_at_prompt"]
+    for passages in (one["passages"], two["passages"]):
+        shares = [passage["share"] for passage in passages]
+        assert 1 <= len(shares) <= 10 and shares == sorted(shares, reverse=True) and shares[-1] >= 0.01 and sum(shares) <= 1.0001
+    assert all(passage["text"] in LONG and passage["text"].strip() == passage["text"] for passage in one["passages"])
     for wrong in (-1, "x", 1.5):
         assert "receipt" in server.post("/v1/completions", {**body, "kv": {"receipt": wrong}}, expect=400)["error"]["message"]
 

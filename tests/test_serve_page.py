@@ -86,6 +86,11 @@ def test_a_question_about_a_file(tmp_path):
     page.wait("document.querySelector('#map').dataset.token", 60)
     answer = page.run("[...document.querySelectorAll('.answer [role=option]')].map(e => e.textContent)")
     assert "48213" in "".join(answer) and "read" in visit.text(".cost")
+    lines = (tmp_path / "report.txt").read_text(encoding="utf-8").split("\n")
+    first = re.fullmatch(r"What was read has \d+ % of the attention. Most attention: report.txt, line (\d+)", visit.text(".receipt summary"))[1]
+    passages = page.run("[...document.querySelectorAll('.receipt li')].map(e => [e.querySelector('b').textContent, e.querySelector('q').textContent])")
+    assert 1 <= len(passages) <= 5 and passages[0][0] == f"report.txt:{first}"
+    assert all(lines[int(place.split(":")[1]) - 1].strip().startswith(text.rstrip("…")) for place, text in passages), passages
     # The token of the key that is chosen by a click, then its neighbour by the keyboard.
     at = answer.index("4")
     page.click(f"document.querySelectorAll('.answer [role=option]')[{at}]")

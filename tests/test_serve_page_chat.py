@@ -207,7 +207,7 @@ def test_the_servers_defaults():
         assert page.browser.run("['budget', 'temperature'].map(id => document.getElementById(id).placeholder)") == ["32", "0.3"]
         page.answer("Hello?", ["Hi."], "done")
         body = page.relay.bodies[-1]
-        assert body["kv"] == {"map": True} and not {"temperature", "max_tokens", "top_p", "top_k"} & set(body)
+        assert body["kv"] == {"map": True, "receipt": 4} and not {"temperature", "max_tokens", "top_p", "top_k"} & set(body)
         page.browser.run("document.querySelector('#budget').value = 16; document.querySelector('#temperature').value = '0,5';"
                          "document.querySelector('#record').checked = false; document.querySelector('#longest').value = 7;"
                          "document.querySelector('#settings').dispatchEvent(new Event('input'))")
@@ -228,10 +228,10 @@ def test_a_server_that_chooses():
                          "document.querySelector('#settings').dispatchEvent(new Event('input'))")
         assert page.text("#in-force") == "fier:budget=16, temperature 0.8" and not page.browser.run("document.querySelector('#budget').disabled")
         page.answer("Hello?", ["Hi."], "done")
-        assert page.relay.bodies[-1]["kv"] == {"policy": "fier:budget=16", "map": True}
+        assert page.relay.bodies[-1]["kv"] == {"policy": "fier:budget=16", "map": True, "receipt": 4}
         page.browser.run("document.querySelector('#policy').value = ''; document.querySelector('#settings').dispatchEvent(new Event('input'))")
         page.answer("And now?", ["Hi."], "done")
-        assert page.relay.bodies[-1]["kv"] == {"map": True}
+        assert page.relay.bodies[-1]["kv"] == {"map": True, "receipt": 4}
 
 
 def test_a_lossless_server():

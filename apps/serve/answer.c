@@ -87,12 +87,17 @@ static void add_logprob(const struct serve_request *request, struct serve_answer
 /* "receipt", where steps were compared: of the first prompt's texts. */
 static void add_receipt(json_t *kv, const struct serve_request *request)
 {
-    const struct butler_receipt *compared = &request->jobs[0]->compared;
-    if (compared->n_steps > 0)
-        json_object_set_new(kv, "receipt",
-                            json_pack("{s:i, s:f, s:f, s:f}", "steps", compared->n_steps, "attention_read", compared->read,
-                                      "attention_evicted_at_prompt", compared->prompt_evicted, "attention_evicted_at_step",
-                                      compared->step_evicted));
+    const struct serve_job *job = request->jobs[0];
+    const struct butler_receipt *compared = &job->compared;
+    if (compared->n_steps == 0)
+        return;
+    json_t *passages = json_array();
+    for (int i = 0; i < job->n_passages; i++)
+        json_array_append_new(passages, json_pack("{s:s, s:f}", "text", job->passages[i].text, "share", job->passages[i].share));
+    json_object_set_new(kv, "receipt",
+                        json_pack("{s:i, s:f, s:f, s:f, s:o}", "steps", compared->n_steps, "attention_read", compared->read,
+                                  "attention_evicted_at_prompt", compared->prompt_evicted, "attention_evicted_at_step",
+                                  compared->step_evicted, "passages", passages));
 }
 
 json_t *serve_kv_json(const struct serve_request *request)

@@ -4,6 +4,7 @@
 
 #include "serve/choice.h"
 #include "serve/jobs.h"
+#include "serve/receipt.h"
 
 void serve_job_free(struct serve_job *job)
 {
@@ -14,6 +15,7 @@ void serve_job_free(struct serve_job *job)
     free(job->policy);
     free(job->key);
     free(job->scores);
+    serve_passages_free(job);
     free(job->embedding);
     free(job);
 }

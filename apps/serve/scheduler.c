@@ -14,6 +14,7 @@
 #include "serve/pace.h"
 #include "serve/park.h"
 #include "serve/prepare.h"
+#include "serve/receipt.h"
 #include "serve/reread.h"
 #include "serve/scores.h"
 
@@ -115,6 +116,7 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
         serve_traces_end(s->traces, &job->choices[i]);
         serve_map_end(job->choices[i].map);
         serve_reread_add(s->reread, job, &job->choices[i]);
+        serve_passages_find(job, s->model, job->choices[i].session);
         serve_choice_release(&job->choices[i], &job->stats, &job->compared);
         serve_choice_free(&job->choices[i]);
     }

@@ -15,6 +15,7 @@ enum {
     SERVE_MAX_TOP = 20,     /* most probable tokens that are reported with one */
     SERVE_MAX_CHOICES = 64, /* of a job */
     SERVE_MAX_STOPS = 16,
+    SERVE_MAX_PASSAGES = 10, /* of a receipt */
     SERVE_BUCKETS = 14, /* of a histogram, the last without a bound */
 };
 
@@ -69,6 +70,11 @@ struct serve_job {
     int n_generated;                /* tokens of all choices; after SERVE_DONE */
     struct butler_stats stats;      /* of all choices; after SERVE_DONE */
     struct butler_receipt compared; /* of all choices, means; n_steps 0: none was compared; after SERVE_DONE */
+    struct serve_passage {
+        char *text; /* UTF-8 */
+        double share;
+    } passages[SERVE_MAX_PASSAGES]; /* of the prompt, with the share of the attention to it; see receipt.h */
+    int n_passages;
     double queue_s, prompt_s, decode_s;
     struct butler_error error; /* code != 0: the job failed; after SERVE_DONE */
 

@@ -1,6 +1,6 @@
 // Questions and answers: an answer is written into its turn, and the turn is drawn. However it ends, the turns are what is shown.
 import {$, button, copyText, element, percent, say} from "./dom.js";
-import {conversation, messages} from "./conversation.js";
+import {conversation, messages, placeOf} from "./conversation.js";
 import {showFiles} from "./files.js";
 import {render} from "./markdown.js";
 import {closeMap, toggleMap} from "./map.js";
@@ -25,6 +25,19 @@ function drawUser(turn) {
   return e;
 }
 
+// What the answer rests on: the share of the attention that was read, and the lines of the documents with most attention.
+function drawReceipt(turn) {
+  const {attention_read, attention_evicted_at_prompt: evicted, passages} = turn.receipt, before = conversation.turns.slice(0, conversation.turns.indexOf(turn));
+  const places = passages.map(passage => ({...passage, place: placeOf(passage.text, before)})).filter(passage => passage.place).slice(0, 5);
+  const read = attention_read >= 1 - 1e-9 ? evicted > 0 ? "All tokens that are kept were read" : "All tokens were read"
+    : `What was read has ${percent(attention_read)} of the attention`;
+  const lost = evicted > 0 ? `; those that were dropped had ${percent(evicted)} of it when the prompt ended` : "";
+  if (!places.length) return element("p", "receipt", `${read}${lost}.`);
+  return element("details", "receipt", element("summary", "", `${read}${lost}. Most attention: ${places[0].place.name}, line ${places[0].place.line}`),
+                 element("ol", "", ...places.map(({text, share, place}) => element("li", "", element("b", "", `${place.name}:${place.line}`), ` (${percent(share)}) `,
+                                                                                  element("q", "", text.length > 200 ? text.slice(0, 200) + "\u2026" : text)))));
+}
+
 function drawAssistant(turn) {
   const e = element("article", "message assistant");
   e.setAttribute("aria-label", "Answer");
@@ -37,6 +50,7 @@ function drawAssistant(turn) {
   if (turn.isOpen) return e;
   if (!turn.content && !turn.reasoning) e.append(element("p", "note", "(An empty answer.)"));
   if (turn.note) e.append(element("p", "note", turn.note));
+  if (turn.receipt) e.append(drawReceipt(turn));
   const copy = button("Copy", () => copyText(turn.content, copy));
   const actions = element("div", "actions", copy);
   if (turn === conversation.turns[conversation.turns.length - 1]) actions.append(button("Regenerate", regenerate, "again"));
@@ -188,6 +202,7 @@ async function write(turn, stream) {
     cancelAnimationFrame(frame);
   }
   if (usage) turn.map = usage.kv.map;
+  if (usage) turn.receipt = usage.kv.receipt;
   if (usage) turn.cost = describeCost(usage, timings);
 }
 

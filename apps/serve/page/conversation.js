@@ -1,7 +1,8 @@
 // The conversation. `turns` is what the screen shows and what the next request holds; nothing else is sent.
 //   {role: "user", text, files: [{name, text}]}
-//   {role: "assistant", content, reasoning, note, cost, map}
-//     note: how it ended, where that was too early; cost: in words; map: the server's number of what was read, or undefined
+//   {role: "assistant", content, reasoning, note, cost, receipt, map}
+//     note: how it ended, where that was too early; cost: in words; receipt: {attention_read, ..., passages} as the server sent it, or
+//     undefined; map: the server's number of what was read, or undefined
 //     isOpen: it is being written, and old, an answer or null, stood there before
 
 export const conversation = {turns: [], files: []}; // files: to be sent with the next question
@@ -21,6 +22,15 @@ export function content(turn) {
 export function messages(turns = conversation.turns) {
   return turns.map(turn => turn.role === "user" ? {role: "user", content: content(turn).text}
     : {role: "assistant", content: turn.content, ...(turn.reasoning && {reasoning_content: turn.reasoning})});
+}
+
+// Where in the documents of these turns a passage of the prompt stands: {name, line}, or null, if it is none of theirs.
+export function placeOf(passage, turns) {
+  for (const file of turns.flatMap(turn => turn.files || [])) {
+    const at = file.text.indexOf(passage);
+    if (at >= 0) return {name: file.name, line: file.text.slice(0, at).split("\n").length};
+  }
+  return null;
 }
 
 // Ranges [first, last) of the tokens of a prompt that the documents of these turns became. A turn is looked for as a whole, behind the one

@@ -2,6 +2,8 @@
 import {$, say} from "./dom.js";
 import {request} from "./server.js";
 
+const RECEIPT = 4; // each so many-th step is compared with exact attention
+
 let server = {kv_policy: "", kv_policies: [], kv_lossless: false};
 
 const short = x => String(+Number(x).toPrecision(6)); // a float of the server's as it was written
@@ -29,7 +31,7 @@ const number = id => {
 
 export function sampling() {
   const map = $("record").checked && !isLossless();
-  return {temperature: number("temperature"), max_tokens: number("longest"), kv: {policy: policy(), map}};
+  return {temperature: number("temperature"), max_tokens: number("longest"), kv: {policy: policy(), map, receipt: map ? RECEIPT : undefined}};
 }
 
 // What is in force, in one line.

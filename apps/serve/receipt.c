@@ -1,0 +1,106 @@
+/* See receipt.h. */
+#include "serve/receipt.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/util.h"
+
+enum { N_SINKS = 4, LEAST = 100 };
+
+struct passage {
+    int first, last; /* tokens [first, last) of the prompt */
+    double attention;
+};
+
+/* Cuts the prompt into lines; returns how many passages there are. passages: room for n_prompt. */
+static int cut(const struct butler_model *model, const struct serve_job *job, const double *attention, struct passage *passages)
+{
+    int n = 0;
+    size_t n_bytes = 0;
+    bool ended = true;
+    for (int i = 0; i < job->n_prompt; i++) {
+        size_t length = 0;
+        const char *bytes = butler_token_bytes(model, job->prompt[i], &length);
+        const bool begins = length > 0 && ((unsigned char)bytes[0] & 0xc0) != 0x80; /* not within a character */
+        if (ended || (begins && n_bytes + length > SERVE_PASSAGE_BYTES)) {
+            passages[n++] = (struct passage){.first = i};
+            n_bytes = 0;
+        }
+        passages[n - 1].last = i + 1;
+        passages[n - 1].attention += i >= N_SINKS ? attention[i] : 0;
+        n_bytes += length;
+        ended = bytes && memchr(bytes, '\n', length);
+    }
+    return n;
+}
+
+static int by_attention(const void *a, const void *b)
+{
+    const struct passage *x = a, *y = b;
+    return x->attention > y->attention ? -1 : x->attention < y->attention;
+}
+
+static bool is_space(char c)
+{
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+/* Its text in UTF-8, without blanks at both ends; NULL: nothing is left, or there is no memory. */
+static char *text_of(const struct butler_model *model, const struct serve_job *job, const struct passage *passage)
+{
+    struct butler_utf8 stream = {0};
+    char *text = NULL;
+    size_t n = 0, skip = 0;
+    for (int i = passage->first; i <= passage->last; i++) {
+        size_t length = 0;
+        const char *bytes = i < passage->last ? butler_token_bytes(model, job->prompt[i], &length) : NULL;
+        const size_t room = 3 * (length + 4); /* at most what a byte and what is pending become */
+        char *more = realloc(text, n + room + 1);
+        if (!more)
+            break;
+        text = more;
+        n += butler_utf8_push(&stream, bytes, length, text + n, room);
+    }
+    while (skip < n && is_space(text[skip]))
+        skip++;
+    while (n > skip && is_space(text[n - 1]))
+        n--;
+    if (n == skip) {
+        free(text);
+        return NULL;
+    }
+    memmove(text, text + skip, n - skip);
+    text[n - skip] = '\0';
+    return text;
+}
+
+void serve_passages_find(struct serve_job *job, const struct butler_model *model, const struct butler_session *session)
+{
+    struct butler_receipt receipt = {BUTLER_INIT(butler_receipt)};
+    if (!session || job->receipt == 0 || job->n_passages > 0 || butler_n_past(session) < job->n_prompt)
+        return;
+    double *attention = calloc((size_t)butler_n_past(session) + 1, sizeof *attention);
+    struct passage *passages = calloc((size_t)job->n_prompt, sizeof *passages);
+    if (attention && passages && butler_session_receipt(session, &receipt, attention) && receipt.n_steps > 0) {
+        const int n = cut(model, job, attention, passages);
+        double sum = 0;
+        for (int i = 0; i < n; i++)
+            sum += passages[i].attention;
+        qsort(passages, (size_t)n, sizeof *passages, by_attention);
+        for (int i = 0; i < n && job->n_passages < SERVE_MAX_PASSAGES && passages[i].attention * LEAST >= sum && sum > 0; i++) {
+            struct serve_passage *passage = &job->passages[job->n_passages];
+            *passage = (struct serve_passage){text_of(model, job, &passages[i]), passages[i].attention / sum};
+            job->n_passages += passage->text != NULL;
+        }
+    }
+    free(passages);
+    free(attention);
+}
+
+void serve_passages_free(struct serve_job *job)
+{
+    for (int i = 0; i < job->n_passages; i++)
+        free(job->passages[i].text);
+    job->n_passages = 0;
+}
