@@ -639,20 +639,13 @@ static void test_data_order(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_torch_v1_causal),
-        cmocka_unit_test(test_torch_v1_square),
-        cmocka_unit_test(test_torch_v2),
-        cmocka_unit_test(test_finite_differences),
-        cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_fit),
-        cmocka_unit_test(test_threads_v1),
-        cmocka_unit_test(test_threads_v2),
-        cmocka_unit_test(test_resume_is_exact),
-        cmocka_unit_test(test_bad_checkpoints),
-        cmocka_unit_test(test_old_checkpoints),
-        cmocka_unit_test(test_spikes_are_skipped),
-        cmocka_unit_test(test_data_order),
-        cmocka_unit_test(test_selects_as_trained),
+        cmocka_unit_test(test_torch_v1_causal), cmocka_unit_test(test_torch_v1_square),
+        cmocka_unit_test(test_torch_v2),        cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_dropout),         cmocka_unit_test(test_fit),
+        cmocka_unit_test(test_threads_v1),      cmocka_unit_test(test_threads_v2),
+        cmocka_unit_test(test_resume_is_exact), cmocka_unit_test(test_bad_checkpoints),
+        cmocka_unit_test(test_old_checkpoints), cmocka_unit_test(test_spikes_are_skipped),
+        cmocka_unit_test(test_data_order),      cmocka_unit_test(test_selects_as_trained),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }

@@ -21,8 +21,8 @@ struct run {
     char *lists[2]; /* the copies that data and valid point into */
     char checkpoint[PATH_MAX], csv[PATH_MAX], svg[PATH_MAX];
     struct cmd_curve curve;
-    int type;  /* of the predictor's matrices: 0 Q4_0, 1 Q8_0, 2 F16, 3 F32 */
-    bool root; /* rank 0: prints and writes files */
+    int type;                    /* of the predictor's matrices: 0 Q4_0, 1 Q8_0, 2 F16, 3 F32 */
+    bool root;                   /* rank 0: prints and writes files */
     double started, saved, said; /* said: a line of progress to a log */
     double measure_s;            /* of the last measurement */
     int64_t first_step, first_tokens;
@@ -217,8 +217,8 @@ static void say_start(const struct run *run)
         cmd_say(run->options, "continuing after step %" PRId64 " of %s", run->first_step, run->checkpoint);
 }
 
-/* A line of progress: on a terminal it is overwritten by the next one; in a log there is one every ten seconds at most, unless it is
- * due. */
+/* A line of progress: on a terminal it is overwritten by the next one; in a log there is one every ten seconds at most, unless it
+ * is due. */
 static void say_line(struct run *run, const char *line, bool due)
 {
     enum { EVERY_S = 10 };
@@ -306,9 +306,8 @@ static int write_predictor(const struct run *run)
             continue;
         n += snprintf(text + n, sizeof text - (size_t)n, "%s%s", n ? ", " : "", slash ? slash + 1 : name);
     }
-    return butler_trainer_write(run->trainer, run->options->output, types[run->type], text, &err) < 0
-               ? cmd_fail(run->options, &err)
-               : CMD_DONE;
+    return butler_trainer_write(run->trainer, run->options->output, types[run->type], text, &err) < 0 ? cmd_fail(run->options, &err)
+                                                                                                      : CMD_DONE;
 }
 
 static int save(struct run *run)

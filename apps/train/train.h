@@ -46,7 +46,7 @@ struct butler_trainer {
     struct butler_vector_loops loops;
     struct butler_data data;
     struct butler_predictor *predictor;
-    bool to_fit; /* before the first step */
+    bool to_fit;                      /* before the first step */
     butler_fit_progress_fn *progress; /* while it is fitted; NULL: nobody asks */
     void *user;
     int n_fitted; /* batches that the fit has passed over */
@@ -86,7 +86,8 @@ struct butler_train_report {
  * it was fitted now, 0, or a negative code. progress is called after each batch of texts, by this thread. */
 int butler_trainer_begin(struct butler_trainer *trainer, butler_fit_progress_fn *progress, void *user, struct butler_error *err);
 
-/* Runs the next step, and butler_trainer_begin before the first. Returns 1, 0 after the last step (and does nothing), or a negative code. */
+/* Runs the next step, and butler_trainer_begin before the first. Returns 1, 0 after the last step (and does nothing), or a negative
+ * code. */
 int butler_trainer_step(struct butler_trainer *trainer, struct butler_train_report *report, struct butler_error *err);
 
 /* Loss and measures (sums, see loss.h) on the held-out texts, by this process alone. */
