@@ -53,7 +53,7 @@ static const char *const unnamed[] = {
     "tokenbutler2:on_top=0,sinks=0,recent=0,page=5,keys=f16,share=layer",
     "quest:dense=0,every=3",
     "fier:every=4,share=query",
-    "fier:g=64,dense=0",
+    "fier:g=64,levels=means,dense=0",
     "fier:scan=1,dense=0",
     "fier:scan=1,dense=1,sinks=4,recent=8,group=mean,every=2",
     "tinyserve:every=5",

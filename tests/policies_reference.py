@@ -300,16 +300,32 @@ class Layer:
         """FIER, algorithm 1: 1-bit round to nearest, per channel of a group of tokens; ranges in 1/255 of the group's widest.
         Every token's lowest keys, the ranges where its bits are set, and what 1 of these stands for."""
         keys = np.asarray(keys, np.float32)
-        high, low, unit, ranges = self.ranges(keys)
-        return (np.tile(to_half(low), (len(keys), 1)), np.where(keys >= (high + low) / np.float32(2), ranges, 0),
-                np.full(len(keys), unit, np.float64))
+        high, low = keys.max(axis=0), keys.min(axis=0)
+        bits = keys >= (high + low) / np.float32(2)
+        if self.p["levels"] == "means":  # of the keys with each bit, in place of the ends
+            high, low = (self.mean_of(keys, side, end) for side, end in ((bits, high), (~bits, low)))
+        unit, ranges = self.in_units(high, low)
+        return np.tile(to_half(low), (len(keys), 1)), np.where(bits, ranges, 0), np.full(len(keys), unit, np.float64)
+
+    @staticmethod
+    def mean_of(keys, side, end):
+        """Of each channel's keys on a side, added up in their order; its end where no key is there."""
+        total, n = np.zeros(keys.shape[1], np.float32), side.sum(axis=0)
+        for key, here in zip(keys, side):
+            total += np.where(here, key, np.float32(0))
+        return np.where(n > 0, total / np.maximum(n, 1).astype(np.float32), end)
+
+    @staticmethod
+    def in_units(high, low):
+        """The range between in units, up to 255, and the unit."""
+        unit = (high - low).max() / np.float32(255)
+        return unit, np.rint((high - low) / unit if unit > 0 else 0 * low).astype(np.float64)
 
     def ranges(self, keys):
         """Of each channel of a group: the highest and the lowest key, and the range between in units; and the unit."""
         keys = np.asarray(keys, np.float32)
         high, low = keys.max(axis=0), keys.min(axis=0)
-        unit = (high - low).max() / np.float32(255)
-        return high, low, unit, np.rint((high - low) / unit if unit > 0 else 0 * low).astype(np.float64)
+        return high, low, *self.in_units(high, low)
 
     def group_box(self, keys):
         """Quest's box of a group of one-bit keys, from what the group stores: its highest and lowest keys."""

@@ -194,7 +194,7 @@ static void check_one_bit(const char *isa, enum butler_kv_type type)
 {
     enum { N = 333 };
     for (int group = 32; group <= 96; group += 64) {
-        const double values[] = {group};
+        const double values[] = {group, 1, 0};
         struct head head;
         static float q[GROUP * DIM], out[GROUP][N], keys[N][DIM];
         head_init(&head, &butler_metric_one_bit, values, type, isa);
@@ -239,7 +239,7 @@ static void check_pages_of_one_bit(const char *isa, enum butler_kv_type type)
 {
     enum { N = 333, PAGE = 32, N_PAGES = (N + PAGE - 1) / PAGE };
     static const uint32_t pages[] = {0, 3, 4, 7, N_PAGES - 1};
-    const double values[] = {PAGE};
+    const double values[] = {PAGE, 1, 0};
     struct head head;
     static float q[GROUP * DIM], all[GROUP][N_PAGES * PAGE], some[GROUP][BUTLER_COUNT(pages) * PAGE], bounds[GROUP][N_PAGES],
         key[DIM];

@@ -114,6 +114,8 @@ CASES = [
     ("fier:mass=0.7,dense=0,g=64,group=mean", SHORT),
     ("fier:budget=0.2,dense=0,share=layer", SHORT),
     ("fier:budget=64,dense=0,page=8", LONG),
+    ("fier:budget=48,dense=0,levels=means", LONG),
+    ("fier:budget=0.2,dense=1,levels=means,g=64,group=mean,sinks=3", SHORT),
     ("fier:mass=0.7,dense=0,page=4,group=mean,sinks=4", SHORT),
     ("fier+vatp:budget=0.4,dense=0,page=5,sinks=3", SHORT),
     ("fier:budget=32,dense=0,scan=4", LONG),
@@ -129,7 +131,7 @@ CASES = [
 
 # Sparse prompts: one that begins the text, one that begins within a block, one whose last sparse block is whole.
 SPARSE_PROMPTS = ["quest:budget=96,dense=0,prompt=64", "quest:budget=96,dense=1,bounds=deviation,prompt=0.5,page=8", "tinyserve:budget=64,prompt=100",
-                  "fier:budget=48,dense=0,prompt=96", "fier:budget=48,dense=0,page=8,g=64,group=mean,prompt=0.25", "pagestats:budget=64,prompt=70,std=0.5",
+                  "fier:budget=48,dense=0,levels=means,prompt=96", "fier:budget=48,dense=0,page=8,g=64,group=mean,prompt=0.25", "pagestats:budget=64,prompt=70,std=0.5",
                   "oracle:budget=40,prompt=33", "oracle+vatp:budget=40,prompt=50", "streaming:method=retrieve,budget=40,prompt=80"]
 
 # On the trained models.

@@ -260,6 +260,7 @@ static void where_scan_has_no_meaning(void **state)
     refused(&bare, "fier:scan=4,page=8", "scan=|page=1");
     refused(&bare, "fier+vatp:scan=4", "scan=|vatp");
     refused(&bare, "fier:scan=4,mass=0.5", "scan=|mass");
+    refused(&bare, "fier:scan=4,levels=means", "scan=|levels=ends");
     assert_int_equal(parse("fier:scan=4").scan, 4);
     assert_int_equal(parse("fier").scan, 0);
 }

@@ -116,11 +116,13 @@ static const char *refuse_fused(const struct butler_policy_draft *draft)
 static const char *refuse_scan(const struct butler_policy_draft *draft)
 {
     const struct butler_policy *policy = &draft->policy;
-    const int page = butler_policy_find_param(policy->metric, "page");
+    const int page = butler_policy_find_param(policy->metric, "page"), levels = butler_policy_find_param(policy->metric, "levels");
     if (!policy->metric || !policy->metric->scan || policy->method != BUTLER_RETRIEVE)
         return "only one-bit keys (fier) that are retrieved have bounds beside them";
     if (policy->share != BUTLER_SHARE_KV || (page >= 0 && policy->values[page] > 1) || draft->vatp)
         return "pages are chosen for each KV head and tokens in them; it needs share=kv, page=1 and no +vatp";
+    if (levels >= 0 && policy->values[levels] != 0)
+        return "means are no bounds; it needs levels=ends";
     return policy->budget_kind == BUTLER_BUDGET_MASS ? "a mass is no number of tokens" : NULL;
 }
 

@@ -2,6 +2,10 @@
  * A token stores one bit per channel: whether its key is nearer to the maximum or to the minimum. k~ = low or low + range;
  * the paper writes z - s and z + s.
  *
+ * levels=means (ours): the bits are the same, but k~ is the mean of the group's keys that have this bit. The maximum and the minimum
+ * are the two keys that are farthest from all others; the means have the least squared error that these bits allow. Same bytes,
+ * same kernels: low is the mean of the lower keys, the range the distance to that of the higher ones.
+ *
  * A record is a group, in parts of 32 tokens in the kernel's layout: {half low[head_dim], uint8 range[], uint8 bits[], float unit}.
  * A range is a multiple of unit, 1/255 of the group's widest range; so it has 8 bits, where the paper has 16. Groups of more than
  * 32 tokens repeat low and range in each part: the scores are the paper's, but no bytes are saved. While a group fills, low and
@@ -18,10 +22,11 @@ enum { TOKENS = 32 };
 static const struct butler_param params[] = {
     {"g", 32, 32, 1024, "tokens that share a scale and a zero, a multiple of 32"},
     {"page", 1, 1, 1024, "adjacent tokens that are selected together, by the highest of their scores"},
+    {"levels", 0, 0, 1, "what a bit stands for: ends: the lowest or highest key of the group; means: the mean of its keys with this bit"},
     {NULL, 0, 0, 0, NULL},
 };
 /* In their order. */
-static const struct butler_param_form forms[] = {{32, {NULL}}, {1, {NULL}}};
+static const struct butler_param_form forms[] = {{32, {NULL}}, {1, {NULL}}, {1, {"ends", "means"}}};
 
 static void record(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
 {
@@ -55,16 +60,53 @@ static void extend_bounds(float *max, float *min, const float *keys, int n, int 
 /* What the records of a group share. */
 struct group {
     float max[BUTLER_MAX_HEAD_DIM], min[BUTLER_MAX_HEAD_DIM], unit;
+    float middle[BUTLER_MAX_HEAD_DIM]; /* keys from here on have a 1 */
     uint16_t low[BUTLER_MAX_HEAD_DIM];
     uint8_t range[BUTLER_MAX_HEAD_DIM + 4];
 };
+
+static void set_middle(struct group *group, int dim)
+{
+    for (int d = 0; d < dim; d++) {
+        group->max[d] = within_half(group->max[d]);
+        group->min[d] = within_half(group->min[d]);
+        group->middle[d] = (group->max[d] + group->min[d]) / 2;
+    }
+}
+
+/* Sums and numbers of the keys on both sides of the middle. */
+struct sides {
+    float sum[2][BUTLER_MAX_HEAD_DIM], n[2][BUTLER_MAX_HEAD_DIM];
+};
+
+static void add_sides(struct sides *sides, const struct group *group, const float *keys, int n, int dim)
+{
+    for (int t = 0; t < n; t++)
+        for (int d = 0; d < dim; d++) {
+            const float k = keys[(size_t)t * dim + d];
+            const bool high = k >= group->middle[d];
+            sides->sum[0][d] += high ? 0 : k;
+            sides->sum[1][d] += high ? k : 0;
+            sides->n[0][d] += high ? 0 : 1;
+            sides->n[1][d] += high ? 1 : 0;
+        }
+}
+
+/* The means in place of the ends. All keys of a channel may be equal, and then on one side. */
+static void take_means(struct group *group, const struct sides *sides, int dim)
+{
+    for (int d = 0; d < dim; d++) {
+        if (sides->n[0][d] > 0)
+            group->min[d] = within_half(sides->sum[0][d] / sides->n[0][d]);
+        if (sides->n[1][d] > 0)
+            group->max[d] = within_half(sides->sum[1][d] / sides->n[1][d]);
+    }
+}
 
 static void set_ranges(struct group *group, int dim)
 {
     float widest = 0;
     for (int d = 0; d < dim; d++) {
-        group->max[d] = within_half(group->max[d]);
-        group->min[d] = within_half(group->min[d]);
         group->low[d] = butler_float_to_half(group->min[d]);
         widest = BUTLER_MAX(widest, group->max[d] - group->min[d]);
     }
@@ -77,15 +119,12 @@ static void set_ranges(struct group *group, int dim)
 static void write_record(unsigned char *at, const struct group *group, const float *keys, int n, int dim)
 {
     uint8_t bits[BUTLER_MAX_HEAD_DIM * 4 + 16] = {0};
-    float middle[BUTLER_MAX_HEAD_DIM];
     const size_t padded = ((size_t)dim + 3) / 4 * 4;
-    for (int d = 0; d < dim; d++)
-        middle[d] = (group->max[d] + group->min[d]) / 2;
     for (int t = 0; t < n; t++, keys += dim)
         for (int d = 0; d < (int)padded; d += 4) {
             unsigned nibble = 0;
             for (int j = 0; j < 4; j++)
-                nibble |= (unsigned)(d + j < dim && keys[d + j] >= middle[d + j]) << j;
+                nibble |= (unsigned)(d + j < dim && keys[d + j] >= group->middle[d + j]) << j;
             bits[d * 4 + t / 2] |= (uint8_t)(nibble << t % 2 * 4);
         }
     memcpy(at, group->low, (size_t)dim * 2);
@@ -108,9 +147,19 @@ static void append(const struct butler_metric_shape *shape, const double *values
             butler_view_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
             extend_bounds(group.max, group.min, keys, BUTLER_MIN(TOKENS, end - at), dim);
         }
+        set_middle(&group, dim);
+        if (values[2] != 0) {
+            struct sides sides = {0};
+            for (int at = start; at < end; at += TOKENS) {
+                if (end - start > TOKENS) /* otherwise they are still loaded */
+                    butler_view_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
+                add_sides(&sides, &group, keys, BUTLER_MIN(TOKENS, end - at), dim);
+            }
+            take_means(&group, &sides, dim);
+        }
         set_ranges(&group, dim);
         for (int at = start; at < end; at += TOKENS) {
-            if (end - start > TOKENS) /* otherwise they are still loaded */
+            if (end - start > TOKENS)
                 butler_view_keys(view, at, BUTLER_MIN(TOKENS, end - at), keys);
             write_record(part(view, at / TOKENS), &group, keys, BUTLER_MIN(TOKENS, end - at), dim);
         }
