@@ -28,11 +28,16 @@ static bool is_stopped(void *user)
 
 /* Tried where --kv names none. The last needs a predictor. */
 static const char *const usual[] = {
-    "fier:budget=512",       "fier:budget=1024",
-    "fier:budget=2048",      "quest:budget=512",
-    "quest:budget=1024",     "quest:budget=2048",
-    "tinyserve:budget=512",  "tinyserve:budget=1024",
-    "tinyserve:budget=2048", "tokenbutler2:budget=1024,on_top=0,sinks=16,recent=64",
+    "fier:budget=512,levels=means",
+    "fier:budget=1024,levels=means",
+    "fier:budget=2048,levels=means",
+    "quest:budget=512",
+    "quest:budget=1024",
+    "quest:budget=2048",
+    "tinyserve:budget=512",
+    "tinyserve:budget=1024",
+    "tinyserve:budget=2048",
+    "tokenbutler2:budget=1024,on_top=0,sinks=16,recent=64",
 };
 enum { COUNTED = 256 /* tokens of a window whose perplexity counts */, WINDOWS = 4 };
 static const int usual_lengths[] = {4096, 16384};
@@ -173,6 +178,8 @@ static int measure(struct gate *gate, const char *name, const char *subset, int 
         .kv_type = (enum butler_kv_type)options->kv_type,
         .n_threads = gate->n_threads,
         .output = gate->rows,
+        .library = options->cache,
+        .library_bytes = options->cache_bytes,
         .model_name = slash            ? slash + 1
                       : options->model ? options->model
                                        : "butler-default.gguf",
@@ -298,9 +305,9 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},     {CMD_KV, "full"},   {CMD_LENGTH, NULL}, {CMD_LIMIT, "0"},   {CMD_DATA, NULL}, {CMD_SEED, "0"},
-    {CMD_KV_TYPE, "f16"},  {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"}, {CMD_DEVICE, NULL}, {CMD_ISA, NULL},  {CMD_PLUGIN, NULL},
-    {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},   {CMD_HELP, NULL},   {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},     {CMD_KV, "full"},   {CMD_LENGTH, NULL},    {CMD_LIMIT, "0"},   {CMD_DATA, NULL}, {CMD_SEED, "0"},
+    {CMD_KV_TYPE, "f16"},  {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"},    {CMD_DEVICE, NULL}, {CMD_ISA, NULL},  {CMD_PLUGIN, NULL},
+    {CMD_PREDICTOR, NULL}, {CMD_CACHE, NULL},  {CMD_CACHE_SIZE, "0"}, {CMD_JSON, NULL},   {CMD_HELP, NULL}, {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_gate = {
@@ -308,8 +315,9 @@ const struct cmd_command cmd_gate = {
     .synopsis = "[-m FILE] [--kv POLICY]... [--length L,...] [--limit N] [--data TEXT] [-o VERDICT] [--json]",
     .summary = "which policies may be on by default for a model on this machine",
     .details =
-        "At each --length (4096 and 16384, or as far as the model was trained) measures every --kv, each with its budget (fier,\n"
-        "quest and tinyserve with 512, 1024 and 2048, and tokenbutler2 with a predictor), beside dense attention: needles "
+        "At each --length (4096 and 16384, or as far as the model was trained) measures every --kv, each with its budget (fier\n"
+        "with levels=means, quest and tinyserve with 512, 1024 and 2048, and tokenbutler2 with a predictor), beside dense "
+        "attention: needles "
         "(--limit\n"
         "items of a set, 4), perplexity of --data behind a dense prompt (long_text.txt, which has some 6,000 tokens), and speed.\n"
         "A policy passes if it finds no fewer needles than dense attention, raises perplexity by at most 0.5 %, and a step of it\n"

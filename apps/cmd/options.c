@@ -119,7 +119,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
                           "continue a saved session, with its policy and type; -c: in another context"},
     [CMD_CACHE] =
         {0, "cache", "FOLDER", KIND_STRING, AT(cache), 0, 0, NULL,
-         "where texts that were read are kept; without it butler/library in the user's cache folder (serve, eval: nowhere)"},
+         "where texts that were read are kept; without it butler/library in the user's cache folder (serve, eval, gate: nowhere)"},
     [CMD_CACHE_SIZE] = {0, "cache-size", "BYTES", KIND_BYTES, AT(cache_bytes), 0, 0,
                         "a number of bytes, K, M, G or T behind it for powers of 1024",
                         "most bytes of that folder; what was not used for longest goes first; 0: a tenth of its disk's free bytes"},
