@@ -139,9 +139,9 @@ struct butler_engine_params {
      * values of one layer together. What a session computes does not depend on it. 0: all are in memory. */
     uint64_t kv_ram;
     const char *kv_folder;
-    /* "cpu" or NULL; "opencl:N": device N of butler_device_describe; "auto": the first of those that is a GPU, else the CPU
-     * (butler_engine_info says which). A device runs the policies full, quest, tinyserve and oracle with caches in F16 and F32;
-     * others are BUTLER_ERROR_UNSUPPORTED when a session is made, as are weights without a kernel when the engine is. */
+    /* "cpu" or NULL; "opencl:N": device N of butler_device_describe; "auto": the first of those that is a GPU, or where there is
+     * none, or it does not start, the CPU: *err then says why, with code 0. A device runs the policies full, quest, tinyserve and
+     * oracle; others are BUTLER_ERROR_UNSUPPORTED when a session is made, as are weights without a kernel when the engine is. */
     const char *device;
 };
 

@@ -616,6 +616,50 @@ static void test_passes_and_files(void **state)
     passes_and_files(tiny_path("files.gguf"), BUTLER_KV_Q8_0, 1e-3);
 }
 
+/* What sessions compute is the same alone, in a batch with others, and in another order. */
+static void test_batch(void **state)
+{
+    static const struct {
+        const char *policy;
+        enum butler_kv_type type;
+        int n_prompt;
+    } cases[] = {{"full", BUTLER_KV_F16, N_PROMPT},
+                 {"quest:budget=16,page=4,dense=0,every=2", BUTLER_KV_F32, N_PROMPT - 3},
+                 {"tinyserve:budget=16,page=4", BUTLER_KV_F16, 5}};
+    struct butler_error errs[N(cases)] = {{0}};
+    struct butler_session *alone[N(cases)], *together[N(cases)];
+    begin(state);
+    struct butler_engine *engine = engine_on("models/llama-gqa.gguf", "opencl:0", 64, errs);
+    struct butler_span spans[N(cases)];
+    int32_t ids[N_PROMPT];
+    for (int i = 0; i < N_PROMPT; i++)
+        ids[i] = i * 37 % 40;
+    for (int i = 0; i < N(cases); i++) {
+        alone[i] = session_on(engine, cases[i].policy, cases[i].type);
+        together[i] = session_on(engine, cases[i].policy, cases[i].type);
+        read_prompt(alone[i], cases[i].n_prompt);
+        spans[i] = (struct butler_span){BUTLER_INIT(butler_span), .session = together[i], .ids = ids, .n = cases[i].n_prompt,
+                                        .prompt_end = cases[i].n_prompt};
+    }
+    assert_int_equal(butler_run(engine, spans, N(cases), errs), 0);
+    for (int step = 0; step < 5; step++) {
+        for (int i = 0; i < N(cases); i++)
+            compare_logits(alone[i], together[i], n_vocab_of(engine), 0, cases[i].policy);
+        struct butler_session *order[N(cases)];
+        int32_t next[N(cases)];
+        for (int i = 0; i < N(cases); i++) {
+            const int from = (i * 2 + step) % N(cases);
+            order[i] = together[from];
+            next[i] = 3 + step + from;
+            assert_int_equal(butler_step(alone[i], 3 + step + i, errs), 0);
+        }
+        assert_int_equal(butler_step_batch(order, next, N(cases), errs), 0);
+    }
+    for (int i = 0; i < N(cases); i++)
+        butler_session_free(alone[i]), butler_session_free(together[i]);
+    free_engine(engine);
+}
+
 /* What a device has no kernel for is named; so is a device that is not there. */
 static void test_errors(void **state)
 {
@@ -649,7 +693,7 @@ static int run_gpu_tests(void)
                                        cmocka_unit_test(test_top),      cmocka_unit_test(test_selection),
                                        cmocka_unit_test(test_append),   cmocka_unit_test(test_logits),
                                        cmocka_unit_test(test_fused),    cmocka_unit_test(test_passes_and_files),
-                                       cmocka_unit_test(test_errors)};
+                                       cmocka_unit_test(test_batch),    cmocka_unit_test(test_errors)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }
 

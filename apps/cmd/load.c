@@ -161,6 +161,8 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
         butler_model_free(model);
         return NULL;
     }
+    if (err.message[0]) /* auto */
+        cmd_say(options, "note: --device %s: runs on the CPU: %s", options->device, err.message);
     *status = prepare(options, engine);
     if (*status == CMD_DONE)
         return engine;
