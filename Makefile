@@ -90,16 +90,9 @@ lib: $(BUILD)/libbutler.a $(BUILD)/$(SO)
 print-shared-library:
 	@echo $(BUILD)/$(SO)
 
-# Only these files may use instructions beyond the base ISA; which of them runs is decided at run time.
-MACHINE := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
-ifeq ($(MACHINE),x86_64)
-$(BUILD)/src/kernels/avx2.o: ISA = -mavx2 -mfma -mf16c
-$(patsubst %,$(BUILD)/src/kernels/%.o,keys_avx2 matmul_avx2 attend_avx2 one_bit_avx2): ISA = -mavx2 -mfma -mf16c
-$(patsubst %,$(BUILD)/src/kernels/%.o,keys_vnni matmul_vnni one_bit_vnni): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
-$(patsubst %,$(BUILD)/src/kernels/%.o,matmul_amx one_bit_amx): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mamx-tile -mamx-int8
-$(patsubst %,$(BUILD)/src/kernels/%.o,avx512): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl
-$(patsubst %,$(BUILD)/src/kernels/%.o,amx attend_amx): ISA = -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8
-else ifeq ($(MACHINE),aarch64)
+# Which instructions beyond the base ISA a file of kernels may use stands at its head (src/kernels/target.h). On ARM it stands here:
+# clang's <arm_neon.h> declares dot products only where the whole file has them.
+ifeq ($(firstword $(subst -, ,$(shell $(CC) -dumpmachine))),aarch64)
 $(BUILD)/src/kernels/keys_dot.o: ISA = -march=armv8.2-a+dotprod
 endif
 

@@ -5,7 +5,13 @@
  * Scores lie as the unit gives them with keys as its left operand, a lane for each query, so that maxima, sums and factors need no
  * work across lanes; and two lines of scores become one of high and one of low parts, just what the unit takes as its right
  * operand, in the same place. Keys and values pass by the first-level cache, in which queries, scores and results stay: a store
- * that misses it costs the unit more than a load that does. */
+ * that misses it costs the unit more than a load that does.
+ *
+ * Intel's servers from 2023 on win; by how much over AVX-512: `bench_kernels --compare`, docs/prompts.md (the column attention). */
+#include "kernels/target.h"
+
+BUTLER_TARGET(BUTLER_AMX_FLOATS)
+
 #include <math.h>
 
 #include "kernels/kernels.h"
@@ -421,4 +427,5 @@ void butler_amx_attend_packed(const struct butler_attention *attention)
     _tile_release();
     _mm_setcsr(state);
 }
+BUTLER_TARGET_END
 #endif

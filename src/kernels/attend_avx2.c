@@ -1,7 +1,12 @@
 /* Decode attention over Q8_0 rows for CPUs with AVX2. Keys are bytes widened to 16 bits, queries are quantised to 16-bit integers
  * (kernels.h, attend_q16); one instruction adds pairs of their products. The sums of eight (row, query) pairs are then reduced
  * together into one vector. Transposing the rows, so that a lane is a token, would avoid this reduction but costs more for up to
- * four queries. */
+ * four queries. All x86-64 processors with AVX2 win, those with AVX-512 too; by how much: `bench_kernels --compare --only attend`.
+ */
+#include "kernels/target.h"
+
+BUTLER_TARGET(BUTLER_AVX2)
+
 #include <math.h>
 
 #include "kernels/kernels.h"
@@ -263,4 +268,5 @@ void butler_kernels_attend_avx2(struct butler_kernels *table)
     table->attend[BUTLER_KV_Q8_0] = attend_groups;
     table->attend_q16 = true;
 }
+BUTLER_TARGET_END
 #endif

@@ -1,4 +1,9 @@
-/* The table for CPUs with AVX-512 F, BW, DQ and VL. Decode attention stays AVX2's: longer vectors gain less than 10 % there. */
+/* The table for CPUs with AVX-512 F, BW, DQ and VL: Intel's servers from 2017 on, AMD's from Zen 4 on. What it gains over AVX2's:
+ * `bench_kernels --compare`. Decode attention stays AVX2's: longer vectors gain less than 10 % there. */
+#include "kernels/target.h"
+
+BUTLER_TARGET(BUTLER_AVX512)
+
 #include <math.h>
 
 #include "kernels/kernels.h"
@@ -26,4 +31,5 @@ void butler_kernels_avx512(struct butler_kernels *table)
     fill_select(table);
     table->gemm = gemm;
 }
+BUTLER_TARGET_END
 #endif

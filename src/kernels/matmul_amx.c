@@ -1,6 +1,11 @@
 /* Products of unpacked weights with activations in 8-bit integers for CPUs with AMX: a tile product has the integers of a unit for
  * 16 tokens and 16 rows; they are scaled and added in the order of the other kernels (simd_q8.h), whose bits these are. The scaling
- * takes longer than the tile product: three vector operations for 16 rows. */
+ * takes longer than the tile product: three vector operations for 16 rows. Intel's servers from 2023 on win; docs/prompts.md has by
+ * how much over VNNI and AVX2. */
+#include "kernels/target.h"
+
+BUTLER_TARGET(BUTLER_AMX_BYTES)
+
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)
@@ -177,4 +182,5 @@ void butler_kernels_matmul_amx(struct butler_kernels *table)
                 narrow ? (minimum ? multiply_narrow_minimum : multiply_narrow) : (minimum ? multiply_wide_minimum : multiply_wide);
         }
 }
+BUTLER_TARGET_END
 #endif

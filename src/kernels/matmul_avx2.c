@@ -1,6 +1,11 @@
 /* Products of quantised weights with activations in 16-bit integers for CPUs with AVX2, FMA and F16C: unsigned bytes of weights
  * and signed ones of activations are multiplied and added in pairs, which fits 16 bits for weights of up to 6 bits, and pairs of
- * those by a multiplication by 1 or, with high bytes, by 256. Weights of 8 bits are widened to words. */
+ * those by a multiplication by 1 or, with high bytes, by 256. Weights of 8 bits are widened to words. Processors without VNNI win;
+ * by how much over plain C: `bench_kernels --compare --only matmul`. */
+#include "kernels/target.h"
+
+BUTLER_TARGET(BUTLER_AVX2)
+
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)
@@ -321,4 +326,5 @@ void butler_kernels_matmul_avx2(struct butler_kernels *table)
     fill_matmul(table);
     fill_q8(table);
 }
+BUTLER_TARGET_END
 #endif

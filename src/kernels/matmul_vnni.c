@@ -1,5 +1,10 @@
 /* Products of quantised weights with activations in 16-bit integers for CPUs with AVX-512 VNNI: one instruction multiplies 64
- * unsigned bytes of weights with signed bytes of activations and adds fours of them. */
+ * unsigned bytes of weights with signed bytes of activations and adds fours of them. Intel's servers from 2019 on and AMD's from
+ * Zen 4 on win: docs/prompts.md has prompts with it, with AVX2 and with AMX on one machine. */
+#include "kernels/target.h"
+
+BUTLER_TARGET(BUTLER_VNNI)
+
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)
@@ -281,4 +286,5 @@ void butler_kernels_matmul_vnni(struct butler_kernels *table)
     fill_matmul(table);
     fill_q8(table);
 }
+BUTLER_TARGET_END
 #endif

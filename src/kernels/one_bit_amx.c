@@ -1,6 +1,11 @@
 /* One-bit keys for CPUs with AVX-512 VNNI and a matrix unit: for the query heads of a group, whose products with a record's bits
  * cost the unit as much as one query. Its left operand has a row for each query and stays what it is; the right
- * one is the record, its bits spread as bytes. */
+ * one is the record, its bits spread as bytes. Intel's servers from 2023 on win; by how much over VNNI:
+ * `bench_kernels --compare`. */
+#include "kernels/target.h"
+
+BUTLER_TARGET(BUTLER_AMX_BYTES)
+
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)
@@ -151,4 +156,5 @@ void butler_kernels_one_bit_amx(struct butler_kernels *table)
 {
     table->one_bit = one_bit;
 }
+BUTLER_TARGET_END
 #endif

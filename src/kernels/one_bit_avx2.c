@@ -1,6 +1,10 @@
 /* One-bit keys for CPUs with AVX2: a lane is a token, four bytes of it are channels. Four bits are spread over the four bytes as 1
  * or 0 and meet what a set bit adds, a query's integer times the channel's range, as one signed byte: in two, which is all of it,
- * they would take half as many instructions again. */
+ * they would take half as many instructions again. Processors without VNNI win; by how much: `bench_kernels --compare`. */
+#include "kernels/target.h"
+
+BUTLER_TARGET(BUTLER_AVX2)
+
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)
@@ -179,4 +183,5 @@ void butler_kernels_one_bit_avx2(struct butler_kernels *table)
     table->one_bit = one_bit;
     table->one_bit_step = STEP;
 }
+BUTLER_TARGET_END
 #endif
