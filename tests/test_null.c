@@ -151,7 +151,6 @@ static void test_sessions(void **state)
     FAILS("session", butler_session_find_prefix, NULL, &id, 1, &err);
     FAILS("ids", butler_session_find_prefix, session, NULL, 1, &err);
     FAILS("session", butler_session_use_library, NULL, NULL, &err);
-    FAILS("session", butler_session_keep_at, NULL, 1, &err);
     FAILS("session", butler_fill, NULL, 1, 1, &err);
     FAILS("session", butler_session_save, NULL, "x", &err);
     FAILS("path", butler_session_save, session, NULL, &err);
@@ -238,6 +237,7 @@ static void test_libraries(void **state)
     GIVES_NULL("params", butler_library_open, NULL, &err);
     GIVES_NULL("params->folder", butler_library_open, &nowhere, &err);
     FAILS("library", butler_library_list, NULL, no_entry, NULL, &err);
+    FAILS("session", butler_session_keep_at, NULL, 1, &err);
     FAILS("library", butler_library_remove, NULL, NULL, &err);
     FAILS("library", butler_library_verify, NULL, &err);
     FAILS("library", butler_library_export, NULL, "x", NULL, &err);
