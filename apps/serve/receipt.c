@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/util.h"
+#include "serve/choice.h"
 
 enum { N_SINKS = 4, LEAST = 100 };
 
@@ -75,7 +76,7 @@ static char *text_of(const struct butler_model *model, const struct serve_job *j
     return text;
 }
 
-void serve_passages_find(struct serve_job *job, const struct butler_model *model, const struct butler_session *session)
+static void find(struct serve_job *job, const struct butler_model *model, const struct butler_session *session)
 {
     struct butler_receipt receipt = {BUTLER_INIT(butler_receipt)};
     if (!session || job->receipt == 0 || job->n_passages > 0 || butler_n_past(session) < job->n_prompt)
@@ -96,6 +97,12 @@ void serve_passages_find(struct serve_job *job, const struct butler_model *model
     }
     free(passages);
     free(attention);
+}
+
+void serve_receipt_take(struct serve_job *job, const struct butler_model *model, struct serve_choice *choice)
+{
+    find(job, model, choice->session);
+    serve_choice_release(choice, &job->stats, &job->compared);
 }
 
 void serve_passages_free(struct serve_job *job)

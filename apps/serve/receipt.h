@@ -4,12 +4,13 @@
 
 #include "serve/scheduler.h"
 
-/* Fills job->passages, where steps of the session, one of the job's choices, were compared with exact attention and it has none
- * yet: the lines of the prompt with most attention, the highest first, none with less than one in a hundred. A line longer than
- * SERVE_PASSAGE_BYTES counts in parts. The first four tokens are left out: they have attention whatever they say. Without memory
- * there are none. */
 enum { SERVE_PASSAGE_BYTES = 400 };
-void serve_passages_find(struct serve_job *job, const struct butler_model *model, const struct butler_session *session);
+
+/* Releases a choice that is over (serve_choice_release). If steps of its session were compared with exact attention and the job has
+ * no passages yet, fills job->passages: the lines of the prompt with most attention, the highest first, none with less than one in
+ * a hundred. A line longer than SERVE_PASSAGE_BYTES counts in parts. The first four tokens are left out: they have attention
+ * whatever they say. Without memory there are no passages. */
+void serve_receipt_take(struct serve_job *job, const struct butler_model *model, struct serve_choice *choice);
 void serve_passages_free(struct serve_job *job);
 
 #endif

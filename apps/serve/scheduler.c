@@ -116,14 +116,12 @@ static void finish_job(struct serve_scheduler *s, struct serve_job *job)
         serve_traces_end(s->traces, &job->choices[i]);
         serve_map_end(job->choices[i].map);
         serve_reread_add(s->reread, job, &job->choices[i]);
-        serve_passages_find(job, s->model, job->choices[i].session);
-        serve_choice_release(&job->choices[i], &job->stats, &job->compared);
+        serve_receipt_take(job, s->model, &job->choices[i]);
         serve_choice_free(&job->choices[i]);
     }
     free(job->choices);
     job->choices = NULL;
-    if (job->prompt_done)
-        serve_traces_job(s->traces, job);
+    serve_traces_job(s->traces, job);
     job->decode_s = job->first > 0 ? end - job->first : 0;
     pthread_mutex_lock(&s->lock);
     s->n_begun -= job->begun;

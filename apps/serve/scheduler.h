@@ -16,7 +16,7 @@ enum {
     SERVE_MAX_CHOICES = 64, /* of a job */
     SERVE_MAX_STOPS = 16,
     SERVE_MAX_PASSAGES = 10, /* of a receipt */
-    SERVE_BUCKETS = 14, /* of a histogram, the last without a bound */
+    SERVE_BUCKETS = 14,      /* of a histogram, the last without a bound */
 };
 
 /* How probable a token was, by the model's own distribution: before temperature, penalties and biases. */

@@ -120,6 +120,8 @@ void serve_traces_after(struct serve_traces *traces, const struct serve_job *job
 
 void serve_traces_job(struct serve_traces *traces, const struct serve_job *job)
 {
+    if (!job->prompt_done)
+        return;
     pthread_mutex_lock(&traces->lock);
     struct serve_policy_metrics *policy = find_policy(traces, job->policy);
     policy->n_jobs++;

@@ -57,7 +57,7 @@ void serve_traces_free(struct serve_traces *traces);
 void serve_traces_before(struct serve_traces *traces, struct serve_choice *const *choices, int n);
 /* After it, for each. */
 void serve_traces_after(struct serve_traces *traces, const struct serve_job *job, struct serve_choice *choice);
-/* The job is over, and its prompt was read. */
+/* The job is over; one whose prompt was not read does not count. */
 void serve_traces_job(struct serve_traces *traces, const struct serve_job *job);
 /* The text is complete. */
 void serve_traces_end(struct serve_traces *traces, struct serve_choice *choice);

@@ -2,9 +2,9 @@
  * A token stores one bit per channel: whether its key is nearer to the maximum or to the minimum. k~ = low or low + range;
  * the paper writes z - s and z + s.
  *
- * levels=means (ours): the bits are the same, but k~ is the mean of the group's keys that have this bit. The maximum and the minimum
- * are the two keys that are farthest from all others; the means have the least squared error that these bits allow. Same bytes,
- * same kernels: low is the mean of the lower keys, the range the distance to that of the higher ones.
+ * levels=means (ours): the bits are the same, but k~ is the mean of the group's keys that have this bit. The maximum and the
+ * minimum are the two keys that are farthest from all others; the means have the least squared error that these bits allow. Same
+ * bytes, same kernels: low is the mean of the lower keys, the range the distance to that of the higher ones.
  *
  * A record is a group, in parts of 32 tokens in the kernel's layout: {half low[head_dim], uint8 range[], uint8 bits[], float unit}.
  * A range is a multiple of unit, 1/255 of the group's widest range; so it has 8 bits, where the paper has 16. Groups of more than
@@ -22,7 +22,8 @@ enum { TOKENS = 32 };
 static const struct butler_param params[] = {
     {"g", 32, 32, 1024, "tokens that share a scale and a zero, a multiple of 32"},
     {"page", 1, 1, 1024, "adjacent tokens that are selected together, by the highest of their scores"},
-    {"levels", 0, 0, 1, "what a bit stands for: ends: the lowest or highest key of the group; means: the mean of its keys with this bit"},
+    {"levels", 0, 0, 1,
+     "what a bit stands for: ends: the lowest or highest key of the group; means: the mean of its keys with this bit"},
     {NULL, 0, 0, 0, NULL},
 };
 /* In their order. */

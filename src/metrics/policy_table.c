@@ -80,7 +80,8 @@ const struct butler_policy_row butler_policy_rows[] = {
     {.name = "fier",
      .metric = "one_bit",
      .summary = "FIER: tokens by q.k with 1-bit keys",
-     .text = "fier:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD ",g=32,page=1,levels=ends,dense=2,pyramid=0,scan=0,every=1"},
+     .text = "fier:method=retrieve,budget=1024,on_top=0,sinks=0,recent=0" PER_HEAD
+             ",g=32,page=1,levels=ends,dense=2,pyramid=0,scan=0,every=1"},
     {.name = "tokenbutler",
      .metric = "predicted",
      .summary = "TokenButler: tokens by a predictor that the first layer feeds",
