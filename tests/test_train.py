@@ -236,14 +236,14 @@ def test_bad_checkpoints(tmp_path):
     checkpoint.write_bytes(b"nothing")
     refuses(FAILED, *args, says=[checkpoint, "not a training checkpoint"])
     process = subprocess.Popen([BUTLER, "train", *map(str, SMALL), "-o", str(out), "--steps", "2000", "--checkpoint", "0"], stderr=subprocess.DEVNULL)
-    wait_for(lambda: checkpoint.stat().st_size > 1000, process)
+    wait_for(lambda: checkpoint.stat().st_size > 1000 and out.exists(), process)
     process.kill()
     process.wait()
-    good = checkpoint.read_bytes()
+    good, left = checkpoint.read_bytes(), out.read_bytes()
     refuses(USAGE, *args, says=["another run: the number of steps was 2000 there and is 20 here"])
     checkpoint.write_bytes(good[:-100] + b"x" + good[-99:])
     refuses(FAILED, *args, says=["checksum", "damaged"])
-    assert not out.exists()
+    assert out.read_bytes() == left, "what was refused wrote nothing"
 
 
 @pytest.mark.parametrize("args, says", [
