@@ -316,10 +316,9 @@ const struct cmd_command cmd_gate = {
     .summary = "which policies may be on by default for a model on this machine",
     .details =
         "At each --length (4096 and 16384, or as far as the model was trained) measures every --kv, each with its budget (fier\n"
-        "with levels=means, quest and tinyserve with 512, 1024 and 2048, and tokenbutler2 with a predictor), beside dense "
-        "attention: needles "
-        "(--limit\n"
-        "items of a set, 4), perplexity of --data behind a dense prompt (long_text.txt, which has some 6,000 tokens), and speed.\n"
+        "with levels=means, quest and tinyserve with 512, 1024 and 2048, and tokenbutler2 with a predictor), beside dense\n"
+        "attention: needles (--limit items of a set, 4), perplexity of --data behind a dense prompt (long_text.txt, which has\n"
+        "some 6,000 tokens), and speed.\n"
         "A policy passes if it finds no fewer needles than dense attention, raises perplexity by at most 0.5 %, and a step of it\n"
         "is faster here. The verdict is written beside the model, as MODEL.gate.json, what was measured as MODEL.gate.jsonl; -o\n"
         "names another verdict, and the other file gets an l behind it. After Ctrl-C the same command goes on. docs/gate.md has\n"
