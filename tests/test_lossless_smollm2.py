@@ -4,7 +4,7 @@ import pytest
 from cli import ROOT, rows
 from test_smollm2 import MODEL, pytestmark  # noqa: F401: skips where the model is absent
 
-TEXT = (ROOT / "models" / "long_text.txt").read_text()[:4000]
+TEXT = (ROOT / "models" / "long_text.txt").read_text()[:2000]
 
 
 def run(*args):

@@ -256,9 +256,9 @@ def arm64(tree, names, files, args):
     jobs = []
     for name in names:
         program = [str(tree / "build/arm64/tests" / name)]
-        jobs.append(Job(f"arm64/{name}", emulator + program + ["llama-q*"] * (name == "test_logits"), 1800, "cmocka", SLOWER, tree))
+        jobs.append(Job(f"arm64/{name}", emulator + program + ["llama-q*"] * (name == "test_logits"), 1800, "cmocka", SLOWEST, tree))
         if name == "test_kernels_keys":  # once more without the instructions for dot products
-            jobs.append(Job(f"arm64/{name}_base", [*emulator, "-cpu", "cortex-a53", *program], 1800, "cmocka", SLOWER, tree))
+            jobs.append(Job(f"arm64/{name}_base", [*emulator, "-cpu", "cortex-a53", *program], 1800, "cmocka", SLOWEST, tree))
     return jobs
 
 
