@@ -111,7 +111,7 @@ $(BUILD)/apps/cmd/document_%.o: PKG_CFLAGS += $(if $(strip $(DOCUMENT_PKGS)),$(s
 
 # The assembler takes these files in.
 $(BUILD)/apps/serve/page.o: $(wildcard apps/serve/page/*)
-$(BUILD)/src/gpu/backend_gpu.o: $(wildcard src/gpu/*.cl) src/gpu/opencl.h
+$(BUILD)/src/gpu/texts_gpu.o: $(wildcard src/gpu/*.cl) src/gpu/opencl.h src/gpu/cuda.h
 
 # Fuzzing reaches none of their loops, and instrumenting those takes a compiler minutes.
 $(patsubst %,$(BUILD)/src/kernels/%.o,avx2 avx512 matmul_avx2 matmul_vnni matmul_amx attend_avx2 amx attend_amx): ISA += $(PLAIN_KERNELS)

@@ -1,5 +1,6 @@
-/* A device behind OpenCL against the CPU: every operation on rows, and what sessions compute. Skipped, saying so, where there is no
- * device. Includers say which driver it is by GPU_FEW (1: it is slow, so that it gets a part of the cases) and run_gpu_tests(). */
+/* A device against the CPU: every operation on rows, and what sessions compute. Skipped, saying so, where there is no
+ * device. Includers say which driver it is by GPU_DRIVER and GPU_DEVICE, the name of its devices, and GPU_FEW (1: it is slow, so
+ * that it gets a part of the cases), and call run_gpu_tests(). */
 #ifndef GPU_TESTS_H
 #define GPU_TESTS_H
 
@@ -42,14 +43,14 @@ static int setup(void **state)
     if (!both)
         return -1;
     *state = both;
-    if (!butler_gpu_describe(0, &info)) {
-        print_message("skipped: no OpenCL device here\n");
+    if (!butler_gpu_describe(&GPU_DRIVER, 0, &info)) {
+        print_message("skipped: there is no device " GPU_DEVICE ":0 here\n");
         return 0;
     }
-    print_message("opencl:0: %s\n", info.name);
+    print_message(GPU_DEVICE ":0: %s\n", info.name);
     both->pool = butler_pool_new(2, &err);
     both->on[CPU] = butler_backend_cpu(both->pool, NULL, &err);
-    both->on[GPU] = butler_backend_gpu(both->pool, both->on[CPU]->kernels, 0, &err);
+    both->on[GPU] = butler_backend_gpu(both->pool, both->on[CPU]->kernels, &GPU_DRIVER, 0, &err);
     if (!both->on[GPU])
         print_message("%s\n", err.message);
     both->on[CPU]->activation_bits = 16;
@@ -487,7 +488,7 @@ static void test_logits(void **state)
         struct butler_engine *engines[N_BACKENDS];
         struct butler_session *sessions[N_BACKENDS];
         for (int b = 0; b < N_BACKENDS; b++) {
-            engines[b] = engine_on(cases[c].model, b == GPU ? "opencl:0" : "cpu", 0, &err);
+            engines[b] = engine_on(cases[c].model, b == GPU ? GPU_DEVICE ":0" : "cpu", 0, &err);
             if (!engines[b])
                 fail_msg("%s", err.message);
             sessions[b] = session_on(engines[b], cases[c].policy, cases[c].type);
@@ -535,7 +536,7 @@ static void test_fused(void **state)
         tiny.seed = (uint64_t)c;
         const char *path = tiny_path("fused.gguf");
         tiny_write(path, &tiny);
-        struct butler_engine *engines[N_BACKENDS] = {engine_of(path, "cpu", 0, &err), engine_of(path, "opencl:0", 0, &err)};
+        struct butler_engine *engines[N_BACKENDS] = {engine_of(path, "cpu", 0, &err), engine_of(path, GPU_DEVICE ":0", 0, &err)};
         const struct butler_backend *gpu = engines[GPU]->backend;
         for (int t = 0; t < N(types); t++) {
             struct butler_session *sessions[N_SESSIONS];
@@ -576,7 +577,7 @@ static void passes_and_files(const char *model, enum butler_kv_type type, double
 {
     char path[] = "/tmp/test_gpu.XXXXXX";
     struct butler_error err = {0};
-    struct butler_engine *few = engine_of(model, "opencl:0", 7, &err), *all = engine_of(model, "opencl:0", 128, &err),
+    struct butler_engine *few = engine_of(model, GPU_DEVICE ":0", 7, &err), *all = engine_of(model, GPU_DEVICE ":0", 128, &err),
                          *cpu = engine_of(model, "cpu", 0, &err);
     struct butler_session *a = session_on(few, "quest:budget=32,dense=0", type),
                           *b = session_on(all, "quest:budget=32,dense=0", type);
@@ -629,7 +630,7 @@ static void test_batch(void **state)
     struct butler_error errs[N(cases)] = {{0}};
     struct butler_session *alone[N(cases)], *together[N(cases)];
     begin(state);
-    struct butler_engine *engine = engine_on("models/llama-gqa.gguf", "opencl:0", 64, errs);
+    struct butler_engine *engine = engine_on("models/llama-gqa.gguf", GPU_DEVICE ":0", 64, errs);
     struct butler_span spans[N(cases)];
     int32_t ids[N_PROMPT];
     for (int i = 0; i < N_PROMPT; i++)
@@ -664,12 +665,12 @@ static void test_batch(void **state)
 static void test_errors(void **state)
 {
     struct butler_error err = {0};
-    assert_null(engine_on("models/llama-gqa.gguf", "opencl", 0, &err));
-    assert_non_null(strstr(err.message, "device 'opencl'"));
+    assert_null(engine_on("models/llama-gqa.gguf", GPU_DEVICE, 0, &err));
+    assert_non_null(strstr(err.message, "device '" GPU_DEVICE "'"));
     begin(state);
-    assert_null(engine_on("models/llama-gqa.gguf", "opencl:99", 0, &err));
-    assert_non_null(strstr(err.message, "opencl:99"));
-    struct butler_engine *engine = engine_on("models/llama-gqa.gguf", "opencl:0", 0, &err);
+    assert_null(engine_on("models/llama-gqa.gguf", GPU_DEVICE ":99", 0, &err));
+    assert_non_null(strstr(err.message, GPU_DEVICE ":99"));
+    struct butler_engine *engine = engine_on("models/llama-gqa.gguf", GPU_DEVICE ":0", 0, &err);
     static const struct {
         const char *policy;
         enum butler_kv_type type;

@@ -1,4 +1,6 @@
 /* The device of this machine's OpenCL driver against the CPU (Debian: pocl-opencl-icd runs the kernels on the CPU). */
+#define GPU_DRIVER butler_gpu_opencl
+#define GPU_DEVICE "opencl"
 #define GPU_FEW 0
 #include "gpu_tests.h"
 

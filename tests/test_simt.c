@@ -1,5 +1,7 @@
 /* The kernels of src/gpu as plain C, and the host's side of them, against the CPU: what sanitizers say of both, barriers, and what
  * comes of a driver that fails. */
+#define GPU_DRIVER butler_gpu_opencl
+#define GPU_DEVICE "opencl"
 #define GPU_FEW 1
 #include "gpu_tests.h"
 

@@ -9,12 +9,22 @@
 #include "gpu/backend_gpu.h"
 #include "metrics/registry.h"
 
-enum { CPU = -1, UNKNOWN = -2 };
+/* Drivers of devices, in the order in which --device auto asks them. */
+static const struct {
+    const char *name;
+    const struct butler_gpu_driver *driver;
+} drivers[] = {{"opencl", &butler_gpu_opencl}};
+
+/* What --device names. */
+struct device {
+    const struct butler_gpu_driver *driver; /* NULL: the CPU */
+    int index;
+};
 
 bool butler_device_describe(int i, struct butler_device_info *info)
 {
     struct butler_gpu_info gpu;
-    if (!info || !butler_gpu_describe(i, &gpu))
+    if (!info || !butler_gpu_describe(&butler_gpu_opencl, i, &gpu))
         return false;
     struct butler_device_info own = {.memory = gpu.memory, .is_gpu = gpu.is_gpu};
     memcpy(own.name, gpu.name, sizeof own.name);
@@ -23,67 +33,80 @@ bool butler_device_describe(int i, struct butler_device_info *info)
     return true;
 }
 
-/* The index of the first OpenCL device that is a GPU; or CPU. */
-static int first_gpu(void)
+/* The first device of a driver that is a GPU. False: it has none. */
+static bool first_gpu(const struct butler_gpu_driver *driver, struct device *device)
 {
     struct butler_gpu_info info;
-    for (int i = 0; butler_gpu_describe(i, &info); i++)
-        if (info.is_gpu)
-            return i;
-    return CPU;
+    for (int i = 0; butler_gpu_describe(driver, i, &info); i++)
+        if (info.is_gpu) {
+            *device = (struct device){driver, i};
+            return true;
+        }
+    return false;
 }
 
-/* CPU, the index of an OpenCL device, or UNKNOWN. */
-static int device_of(const char *name)
+/* False: the name is no device's. */
+static bool device_of(const char *name, struct device *device)
 {
-    char *end;
+    *device = (struct device){0};
     if (!name || !strcmp(name, "cpu"))
-        return CPU;
-    if (strncmp(name, "opencl:", 7) != 0 || name[7] < '0' || name[7] > '9')
-        return UNKNOWN;
-    const long index = strtol(name + 7, &end, 10);
-    return *end || index > 255 ? UNKNOWN : (int)index;
+        return true;
+    for (size_t i = 0; i < BUTLER_COUNT(drivers); i++) {
+        const size_t n = strlen(drivers[i].name);
+        if (strncmp(name, drivers[i].name, n) != 0 || name[n] != ':' || name[n + 1] < '0' || name[n + 1] > '9')
+            continue;
+        char *end;
+        const long index = strtol(name + n + 1, &end, 10);
+        *device = (struct device){drivers[i].driver, (int)index};
+        return !*end && index <= 255;
+    }
+    return false;
 }
 
 /* Takes the pool's threads; NULL with *err filled on failure. */
-static struct butler_backend *make_backend(const struct butler_engine_params *params, int device, struct butler_pool *pool,
-                                           struct butler_error *err)
+static struct butler_backend *make_backend(const struct butler_engine_params *params, struct device device,
+                                           struct butler_pool *pool, struct butler_error *err)
 {
     const struct butler_spill_params spill = {.memory = params->kv_ram,
                                               .disk = {.folder = params->kv_folder ? params->kv_folder : "/var/tmp"}};
-    if (device != CPU && params->kv_ram > 0) {
-        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "--kv-ram: pages of device opencl:%d do not go to a disk", device);
+    if (device.driver && params->kv_ram > 0) {
+        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "--kv-ram: pages of device %s do not go to a disk", params->device);
         return NULL;
     }
     struct butler_backend *cpu = butler_backend_cpu(pool, params->isa, err);
-    if (!cpu || device == CPU)
+    if (!cpu || !device.driver)
         return cpu && params->kv_ram > 0 ? butler_spill_backend(cpu, &spill, err) : cpu;
     const struct butler_kernels *kernels = cpu->kernels;
     butler_backend_free(cpu);
-    return butler_backend_gpu(pool, kernels, device, err);
+    return butler_backend_gpu(pool, kernels, device.driver, device.index, err);
 }
 
-static struct butler_engine *make_engine(struct butler_model *model, const struct butler_engine_params *params, int device,
-                                         struct butler_error *err)
+static struct butler_engine *make_engine(struct butler_model *model, const struct butler_engine_params *params,
+                                         struct device device, struct butler_error *err)
 {
     struct butler_pool *pool = butler_pool_new(butler_engine_threads(params->n_threads), err);
     struct butler_backend *backend = pool ? make_backend(params, device, pool, err) : NULL;
     return butler_engine_new_on(model, params, &butler_builtin, pool, backend, err);
 }
 
-/* The first GPU, else the CPU: *err then says why, with code 0. */
+/* The first GPU that starts, else the CPU: *err then says why the first does not, with code 0. */
 static struct butler_engine *make_engine_auto(struct butler_model *model, const struct butler_engine_params *params,
                                               struct butler_error *err)
 {
     struct butler_error why = {0};
-    const int device = first_gpu();
-    struct butler_engine *engine = device == CPU ? NULL : make_engine(model, params, device, &why);
-    if (engine)
-        return engine;
-    if (device == CPU)
+    struct butler_engine *engine = NULL;
+    struct device device;
+    bool found = false;
+    for (size_t i = 0; i < BUTLER_COUNT(drivers) && !engine; i++)
+        if (first_gpu(drivers[i].driver, &device)) {
+            engine = make_engine(model, params, device, found ? NULL : &why);
+            found = true;
+        }
+    if (!found)
         butler_fail(&why, 0, "no device of OpenCL here is a GPU");
-    engine = make_engine(model, params, CPU, err);
-    if (engine && err) {
+    if (!engine)
+        engine = make_engine(model, params, (struct device){0}, err);
+    if (engine && err && why.message[0]) {
         *err = why;
         err->code = 0;
     }
@@ -104,8 +127,8 @@ struct butler_engine *butler_engine_new(struct butler_model *model, const struct
         return NULL;
     }
     const bool automatic = params->device && !strcmp(params->device, "auto");
-    const int device = automatic ? CPU : device_of(params->device);
-    if (device == UNKNOWN) {
+    struct device device = {0};
+    if (!automatic && !device_of(params->device, &device)) {
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "device '%s': there are cpu, auto and opencl:N", params->device);
         return NULL;
     }

@@ -1,21 +1,10 @@
-/* A backend for a device behind OpenCL: its making, and the operations on rows of activations. The kernels are compiled by the
- * device's driver from the text of opencl.h and of the .cl files, which lies in the library. */
+/* A backend for a device behind a driver: its making, and the operations on rows of activations. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "gpu/backend_gpu.h"
 #include "gpu/gpu.h"
-
-#define EMBED(name, path)                                                                                                          \
-    extern const char name[], name##_end[];                                                                                        \
-    __asm__(".pushsection .rodata\n.globl " #name ", " #name "_end\n.hidden " #name ", " #name "_end\n" #name ":\n.incbin \"" path \
-            "\"\n" #name "_end:\n.popsection\n")
-
-EMBED(butler_gpu_text_dialect, "gpu/opencl.h");
-EMBED(butler_gpu_text_kernels, "gpu/kernels.cl");
-EMBED(butler_gpu_text_cache, "gpu/cache.cl");
-EMBED(butler_gpu_text_fused, "gpu/fused.cl");
 
 /* ----------------------------------------------------------------------------------------------- operations on rows */
 
@@ -128,125 +117,44 @@ static void gpu_destroy(struct butler_backend *backend)
 {
     struct butler_gpu *gpu = (struct butler_gpu *)backend;
     if (gpu->queue)
-        gpu->cl->Finish(gpu->queue);
+        gpu->driver->finish(gpu);
     butler_gpu_free_memory(gpu);
-    for (int i = 0; i < GPU_N_KERNELS; i++)
-        if (gpu->kernels[i])
-            gpu->cl->ReleaseKernel(gpu->kernels[i]);
-    if (gpu->program)
-        gpu->cl->ReleaseProgram(gpu->program);
-    if (gpu->queue)
-        gpu->cl->ReleaseCommandQueue(gpu->queue);
-    if (gpu->context)
-        gpu->cl->ReleaseContext(gpu->context);
+    gpu->driver->stop(gpu);
     free(gpu);
 }
 
-/* Device `index` of all platforms, in their order; NULL: there is none. */
-static void *find_device(const struct butler_opencl *cl, int index)
+bool butler_gpu_describe(const struct butler_gpu_driver *driver, int index, struct butler_gpu_info *info)
 {
-    enum { MOST = 16 };
-    void *platforms[MOST], *devices[MOST];
-    cl_uint n_platforms = 0, n_devices;
-    if (cl->GetPlatformIDs(MOST, platforms, &n_platforms) != 0)
-        return NULL;
-    for (cl_uint p = 0; p < BUTLER_MIN(n_platforms, MOST); p++) {
-        if (cl->GetDeviceIDs(platforms[p], 0xffffffff, MOST, devices, &n_devices) != 0)
-            continue;
-        if (index < (int)n_devices)
-            return index < MOST ? devices[index] : NULL;
-        index -= (int)n_devices;
-    }
-    return NULL;
-}
-
-bool butler_gpu_describe(int index, struct butler_gpu_info *info)
-{
-    const struct butler_opencl *cl = butler_opencl_open();
-    void *device = cl && index >= 0 ? find_device(cl, index) : NULL;
-    cl_ulong type = 0;
-    if (!device)
-        return false;
-    memset(info, 0, sizeof *info);
-    cl->GetDeviceInfo(device, CL_DEVICE_NAME, sizeof info->name - 1, info->name, NULL);
-    cl->GetDeviceInfo(device, CL_DRIVER_VERSION, sizeof info->driver - 1, info->driver, NULL);
-    cl->GetDeviceInfo(device, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof info->memory, &info->memory, NULL);
-    cl->GetDeviceInfo(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof info->most_at_once, &info->most_at_once, NULL);
-    cl->GetDeviceInfo(device, CL_DEVICE_TYPE, sizeof type, &type, NULL);
-    info->is_gpu = (type & CL_DEVICE_TYPE_GPU) != 0;
-    return true;
-}
-
-/* Bytes between two symbols of the linker. */
-static size_t length_of(const char *text, const char *end)
-{
-    return (uintptr_t)end - (uintptr_t)text;
-}
-
-/* The driver compiles the kernels. */
-static int build(struct butler_gpu *gpu, struct butler_error *err)
-{
-    const char *texts[] = {butler_gpu_text_dialect, butler_gpu_text_kernels, butler_gpu_text_cache, butler_gpu_text_fused};
-    const size_t lengths[] = {length_of(butler_gpu_text_dialect, butler_gpu_text_dialect_end),
-                              length_of(butler_gpu_text_kernels, butler_gpu_text_kernels_end),
-                              length_of(butler_gpu_text_cache, butler_gpu_text_cache_end),
-                              length_of(butler_gpu_text_fused, butler_gpu_text_fused_end)};
-    char log[512] = "";
-    cl_int code;
-    gpu->program = gpu->cl->CreateProgramWithSource(gpu->context, BUTLER_COUNT(texts), texts, lengths, &code);
-    if (gpu->program)
-        code = gpu->cl->BuildProgram(gpu->program, 1, &gpu->device, "-cl-std=CL1.2", NULL, NULL);
-    if (code != 0) {
-        if (gpu->program) /* a longer log than that gives nothing */
-            gpu->cl->GetProgramBuildInfo(gpu->program, gpu->device, CL_PROGRAM_BUILD_LOG, sizeof log - 1, log, NULL);
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                           "device opencl:%d (%s): its driver does not compile the kernels (OpenCL error %d) %s", gpu->index,
-                           gpu->name, code, log);
-    }
-    for (int i = 0; i < GPU_N_KERNELS; i++)
-        if (!(gpu->kernels[i] = gpu->cl->CreateKernel(gpu->program, butler_gpu_kernels[i].name, &code)))
-            return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device opencl:%d (%s): no kernel %s (OpenCL error %d)", gpu->index,
-                               gpu->name, butler_gpu_kernels[i].name, code);
-    return 0;
+    return driver->find(index, info, NULL) == 0;
 }
 
 static int start(struct butler_gpu *gpu, struct butler_error *err)
 {
-    struct butler_gpu_info info;
-    cl_int code = 0;
-    gpu->cl = butler_opencl_open();
-    if (!gpu->cl)
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device opencl:%d: there is no OpenCL driver (libOpenCL.so.1)",
-                           gpu->index);
-    gpu->device = find_device(gpu->cl, gpu->index);
-    if (!gpu->device || !butler_gpu_describe(gpu->index, &info))
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device opencl:%d: OpenCL has no such device here", gpu->index);
-    memcpy(gpu->name, info.name, sizeof gpu->name);
-    gpu->backend.kv_bytes = BUTLER_MIN(info.most_at_once, info.memory / 2);
-    gpu->context = gpu->cl->CreateContext(NULL, 1, &gpu->device, NULL, NULL, &code);
-    if (gpu->context)
-        gpu->queue = gpu->cl->CreateCommandQueue(gpu->context, gpu->device, 0, &code);
-    if (!gpu->queue)
-        return butler_fail(err, BUTLER_ERROR_IO, "device opencl:%d (%s) does not start (OpenCL error %d)", gpu->index, gpu->name,
-                           code);
-    return build(gpu, err);
+    const struct butler_gpu_info *info = &gpu->info;
+    if (gpu->driver->find(gpu->index, &gpu->info, err) < 0)
+        return BUTLER_ERROR_UNSUPPORTED;
+    snprintf(gpu->label, sizeof gpu->label, "device %s:%d (%s)", gpu->driver->name, gpu->index, info->name);
+    gpu->backend.kv_bytes = BUTLER_MIN(info->most_at_once, info->memory / 2);
+    return gpu->driver->start(gpu, err);
 }
 
 static struct butler_backend *gpu_another(const struct butler_backend *backend, struct butler_pool *pool, struct butler_error *err)
 {
-    return butler_backend_gpu(pool, backend->kernels, ((const struct butler_gpu *)backend)->index, err);
+    const struct butler_gpu *gpu = (const struct butler_gpu *)backend;
+    return butler_backend_gpu(pool, backend->kernels, gpu->driver, gpu->index, err);
 }
 
-struct butler_backend *butler_backend_gpu(struct butler_pool *pool, const struct butler_kernels *kernels, int index,
-                                          struct butler_error *err)
+struct butler_backend *butler_backend_gpu(struct butler_pool *pool, const struct butler_kernels *kernels,
+                                          const struct butler_gpu_driver *driver, int index, struct butler_error *err)
 {
     struct butler_gpu *gpu = butler_alloc(sizeof *gpu, err);
     if (!gpu)
         return NULL;
+    gpu->driver = driver;
     gpu->index = index;
     gpu->backend = (struct butler_backend){
-        .name = "opencl",
-        .isa = gpu->name,
+        .name = driver->name,
+        .isa = gpu->info.name,
         .pool = pool,
         .kernels = kernels,
         .block_rows = 256,

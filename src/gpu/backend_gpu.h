@@ -1,4 +1,4 @@
-/* Devices behind OpenCL: what there are, and a backend on one of them. */
+/* Devices behind a driver, OpenCL or CUDA: what there are, and a backend on one of them. */
 #ifndef BUTLER_BACKEND_GPU_H
 #define BUTLER_BACKEND_GPU_H
 
@@ -10,13 +10,16 @@ struct butler_gpu_info {
     bool is_gpu;
 };
 
-/* Device opencl:index, of all drivers' in their order. False: there is none. */
-bool butler_gpu_describe(int index, struct butler_gpu_info *info);
+struct butler_gpu_driver;
+extern const struct butler_gpu_driver butler_gpu_opencl;
+
+/* Device opencl:index, of all OpenCL drivers' in their order. False: there is none. */
+bool butler_gpu_describe(const struct butler_gpu_driver *driver, int index, struct butler_gpu_info *info);
 
 /* kernels: the CPU's, for functions of host memory. NULL with *err filled on failure: no driver, no such device, kernels that its
  * driver does not compile. */
-struct butler_backend *butler_backend_gpu(struct butler_pool *pool, const struct butler_kernels *kernels, int index,
-                                          struct butler_error *err);
+struct butler_backend *butler_backend_gpu(struct butler_pool *pool, const struct butler_kernels *kernels,
+                                          const struct butler_gpu_driver *driver, int index, struct butler_error *err);
 
 /* How often a kernel was launched by this backend, which is one that butler_backend_gpu made; 0 for a name that is no kernel's. */
 uint64_t butler_gpu_launches(const struct butler_backend *backend, const char *kernel);

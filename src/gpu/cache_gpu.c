@@ -282,10 +282,9 @@ static int gpu_check_plan(const struct butler_backend *backend, const struct but
                        plan->value_norm == BUTLER_NORM_NONE;
     (void)type;
     if (plan->metric && (!known || (plan->share == BUTLER_SHARE_KV && group > GPU_MOST_HEADS)))
-        return butler_fail(
-            err, BUTLER_ERROR_UNSUPPORTED,
-            "device opencl:%d has no kernels for this policy (metric %s): use full, quest, tinyserve or --device cpu", gpu->index,
-            plan->metric->name);
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve or --device cpu",
+                           gpu->driver->name, gpu->index, plan->metric->name);
     return 0;
 }
 

@@ -1,4 +1,4 @@
-/* A device behind OpenCL, as the files of this folder share it. Addresses that operations are given are those of reserved address
+/* A device behind a driver, as the files of this folder share it. Addresses that operations are given are those of reserved address
  * space that nobody can read or write (device memory), or of weights in host memory; a table says which buffer of the device each
  * belongs to. After the first error (fault) nothing is launched any more: check() gives it to the engine before a result is used.
  */
@@ -6,7 +6,7 @@
 #define BUTLER_GPU_H
 
 #include "engine/backend.h"
-#include "gpu/opencl_api.h"
+#include "gpu/backend_gpu.h"
 
 /* Every kernel, and what it is given, a letter a parameter: b BUFFER of the dialect, i an int, l a ulong, f a float. */
 /* clang-format off */
@@ -54,21 +54,60 @@ struct butler_gpu_region {
 
 struct butler_gpu {
     struct butler_backend backend; /* first: a struct butler_backend * of it is one of this */
-    const struct butler_opencl *cl;
-    void *device, *context, *queue, *program;
-    void *kernels[GPU_N_KERNELS];
+    const struct butler_gpu_driver *driver;
+    const void *api; /* the functions of the driver's library; this and the following are the driver's */
+    void *device, *context, *queue, *program, *kernels[GPU_N_KERNELS];
     uint64_t launches[GPU_N_KERNELS];
     struct butler_gpu_region *regions; /* [n_regions], ascending */
     int n_regions, max_regions;
     void *staging; /* numbers that an operation is given in host memory, or gives there */
     size_t staging_bytes;
-    int index; /* of opencl:N */
-    char name[160];
+    int index; /* of opencl:N or cuda:N */
+    struct butler_gpu_info info;
+    char label[192]; /* "device cuda:0 (its name)", for errors */
     struct butler_error fault;
 };
 
+/* An argument of a kernel. BUFFER of the dialect is two: a buffer, or NULL, and the offset in it. */
+struct butler_gpu_arg {
+    bool is_buffer;
+    uint8_t n_bytes;
+    union {
+        void *buffer;
+        uint64_t l;
+        int32_t i;
+        float f;
+    } value;
+};
+enum { GPU_MOST_ARGS = 64, GPU_CODE = 80 };
+
+/* What is asked of a driver, by whichever thread: opencl_driver.c and cuda_driver.c are the two. Functions whose result is called a
+ * code give the driver's, 0 if they worked. Work on a device is done in the order in which it was given. */
+struct butler_gpu_driver {
+    const char *name; /* of --device: "opencl" */
+    /* Describes a device; <0 with *err filled (or NULL): there is no driver, or no such device. */
+    int (*find)(int index, struct butler_gpu_info *info, struct butler_error *err);
+    /* Starts device gpu->index and compiles the kernels: fills in api, device, context, queue, program, kernels. */
+    int (*start)(struct butler_gpu *gpu, struct butler_error *err);
+    void (*stop)(struct butler_gpu *gpu); /* undoes what of start was done; all buffers are free by then */
+    int (*alloc)(struct butler_gpu *gpu, size_t n_bytes, void **buffer);                    /* a code; contents are undefined */
+    void (*free)(struct butler_gpu *gpu, void *buffer);                                     /* once what runs no longer needs it */
+    int (*upload)(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n); /* a code; host is read until finish */
+    int (*download)(struct butler_gpu *gpu, void *host, void *from, size_t at, size_t n);   /* a code; waits for the bytes */
+    int (*copy)(struct butler_gpu *gpu, void *to, size_t to_at, void *from, size_t from_at, size_t n);                /* a code */
+    int (*zero)(struct butler_gpu *gpu, void *buffer, size_t at, size_t n);                                           /* a code */
+    int (*launch)(struct butler_gpu *gpu, int kernel, const int groups[3], const struct butler_gpu_arg *args, int n); /* a code */
+    int (*finish)(struct butler_gpu *gpu);                             /* a code; waits for everything */
+    bool (*is_memory)(int code);                                       /* says that there is not enough of it */
+    void (*name_code)(const void *api, int code, char text[GPU_CODE]); /* "OpenCL error -36" */
+};
+
+/* Texts of the kernels, which lie in the library. A driver's compiler reads its dialect's first, then the others. */
+enum butler_gpu_text { GPU_TEXT_OPENCL, GPU_TEXT_CUDA, GPU_TEXT_KERNELS, GPU_TEXT_CACHE, GPU_TEXT_FUSED, GPU_N_TEXTS };
+const char *butler_gpu_text(enum butler_gpu_text text, size_t *n_bytes);
+
 /* Notes the first error. what: an operation's or a kernel's name. */
-void butler_gpu_fail(struct butler_gpu *gpu, const char *what, cl_int code);
+void butler_gpu_fail(struct butler_gpu *gpu, const char *what, int code);
 
 /* Runs a kernel over x * y * z groups. Its parameters follow, by its format: b an address or NULL, or GPU_STAGING for the staging
  * buffer; i an int, l a uint64_t, f a double. */

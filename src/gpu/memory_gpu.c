@@ -11,13 +11,15 @@
 const struct butler_gpu_kernel_info butler_gpu_kernels[] = {GPU_KERNELS(GPU_INFO)};
 #undef GPU_INFO
 
-void butler_gpu_fail(struct butler_gpu *gpu, const char *what, cl_int code)
+void butler_gpu_fail(struct butler_gpu *gpu, const char *what, int code)
 {
-    const bool memory = code == -4 || code == -5 || code == -6; /* of the object, of the device's resources, of the host */
+    char text[GPU_CODE];
     if (code == 0 || gpu->fault.code < 0)
         return;
-    butler_fail(&gpu->fault, memory ? BUTLER_ERROR_MEMORY : BUTLER_ERROR_IO, "device opencl:%d (%s): %s: %s (OpenCL error %d)",
-                gpu->index, gpu->name, what, memory ? "out of memory" : "failed, or the device was lost", code);
+    const bool memory = gpu->driver->is_memory(code);
+    gpu->driver->name_code(gpu->api, code, text);
+    butler_fail(&gpu->fault, memory ? BUTLER_ERROR_MEMORY : BUTLER_ERROR_IO, "%s: %s: %s (%s)", gpu->label, what,
+                memory ? "out of memory" : "failed, or the device was lost", text);
 }
 
 /* Index of the first region that begins behind an address. */
@@ -63,62 +65,63 @@ static int add_region(struct butler_gpu *gpu, struct butler_gpu_region region, s
 
 static void *make_buffer(struct butler_gpu *gpu, size_t n_bytes, struct butler_error *err)
 {
-    cl_int code;
-    void *buffer = gpu->cl->CreateBuffer(gpu->context, CL_MEM_READ_WRITE, BUTLER_MAX(n_bytes, 64), NULL, &code);
-    if (!buffer)
-        butler_fail(err, BUTLER_ERROR_MEMORY, "device opencl:%d (%s) has no memory for %zu bytes (OpenCL error %d)", gpu->index,
-                    gpu->name, n_bytes, code);
-    return buffer;
+    char text[GPU_CODE];
+    void *buffer = NULL;
+    const int code = gpu->driver->alloc(gpu, BUTLER_MAX(n_bytes, 64), &buffer);
+    if (code == 0)
+        return buffer;
+    gpu->driver->name_code(gpu->api, code, text);
+    if (gpu->driver->is_memory(code))
+        butler_fail(err, BUTLER_ERROR_MEMORY, "%s has no memory for %zu bytes (%s)", gpu->label, n_bytes, text);
+    else
+        butler_fail(err, BUTLER_ERROR_IO, "%s: failed to allocate %zu bytes, or the device was lost (%s)", gpu->label, n_bytes,
+                    text);
+    return NULL;
 }
 
 /* --------------------------------------------------------------------------------------------------- launches */
 
-void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, ...)
+/* The arguments of a kernel, by its format; how many there are. */
+static int collect_args(const struct butler_gpu *gpu, const char *format, va_list given, struct butler_gpu_arg *args)
 {
-    const size_t groups[3] = {(size_t)x * GPU_THREADS, (size_t)y, (size_t)z}, threads[3] = {GPU_THREADS, 1, 1};
-    const struct butler_opencl *cl = gpu->cl;
-    void *const k = gpu->kernels[kernel];
-    const char *format = butler_gpu_kernels[kernel].format;
-    cl_uint arg = 0;
-    cl_int code = 0;
-    va_list args;
-    if (gpu->fault.code < 0 || x <= 0 || y <= 0 || z <= 0)
-        return;
-    va_start(args, z);
-    for (; *format && code == 0; format++) {
-        void *buffer = NULL;
+    struct butler_gpu_arg *arg = args;
+    for (; *format; format++) {
         size_t offset = 0;
-        cl_ulong number = 0;
-        cl_int whole;
-        float real;
         const void *address;
         switch (*format) {
         case 'b':
-            address = va_arg(args, const void *);
+            address = va_arg(given, const void *);
+            *arg = (struct butler_gpu_arg){.is_buffer = true, .n_bytes = sizeof arg->value.buffer};
             if (address == GPU_STAGING(gpu))
-                buffer = gpu->staging;
+                arg->value.buffer = gpu->staging;
             else if (address)
-                buffer = buffer_at(gpu, address, &offset);
-            code = cl->SetKernelArg(k, arg++, sizeof buffer, buffer ? &buffer : NULL);
-            number = offset;
+                arg->value.buffer = buffer_at(gpu, address, &offset);
+            arg++;
+            *arg++ = (struct butler_gpu_arg){.n_bytes = sizeof arg->value.l, .value.l = offset};
             break;
         case 'l':
-            number = va_arg(args, uint64_t);
+            *arg++ = (struct butler_gpu_arg){.n_bytes = sizeof arg->value.l, .value.l = va_arg(given, uint64_t)};
             break;
         case 'i':
-            whole = va_arg(args, int);
-            code = cl->SetKernelArg(k, arg++, sizeof whole, &whole);
-            continue;
+            *arg++ = (struct butler_gpu_arg){.n_bytes = sizeof arg->value.i, .value.i = va_arg(given, int)};
+            break;
         default:
-            real = (float)va_arg(args, double);
-            code = cl->SetKernelArg(k, arg++, sizeof real, &real);
-            continue;
+            *arg++ = (struct butler_gpu_arg){.n_bytes = sizeof arg->value.f, .value.f = (float)va_arg(given, double)};
         }
-        code = code ? code : cl->SetKernelArg(k, arg++, sizeof number, &number);
     }
-    va_end(args);
-    if (code == 0)
-        code = cl->EnqueueNDRangeKernel(gpu->queue, k, 3, NULL, groups, threads, 0, NULL, NULL);
+    return (int)(arg - args);
+}
+
+void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, ...)
+{
+    struct butler_gpu_arg args[GPU_MOST_ARGS];
+    va_list given;
+    if (gpu->fault.code < 0 || x <= 0 || y <= 0 || z <= 0)
+        return;
+    va_start(given, z);
+    const int n = collect_args(gpu, butler_gpu_kernels[kernel].format, given, args);
+    va_end(given);
+    const int code = gpu->driver->launch(gpu, (int)kernel, (const int[]){x, y, z}, args, n);
     gpu->launches[kernel] += code == 0;
     butler_gpu_fail(gpu, butler_gpu_kernels[kernel].name, code);
 }
@@ -138,7 +141,7 @@ bool butler_gpu_reserve_staging(struct butler_gpu *gpu, size_t n_bytes)
     if (gpu->staging_bytes >= n_bytes)
         return true;
     if (gpu->staging)
-        gpu->cl->ReleaseMemObject(gpu->staging); /* once what runs no longer needs it */
+        gpu->driver->free(gpu, gpu->staging);
     gpu->staging_bytes = BUTLER_MAX(n_bytes, (size_t)1 << 16);
     gpu->staging = make_buffer(gpu, gpu->staging_bytes, &gpu->fault);
     gpu->staging_bytes = gpu->staging ? gpu->staging_bytes : 0;
@@ -147,25 +150,25 @@ bool butler_gpu_reserve_staging(struct butler_gpu *gpu, size_t n_bytes)
 
 void butler_gpu_stage(struct butler_gpu *gpu, const void *host, size_t offset, size_t n_bytes)
 {
-    if (butler_gpu_reserve_staging(gpu, offset + n_bytes))
-        butler_gpu_fail(gpu, "write",
-                        gpu->cl->EnqueueWriteBuffer(gpu->queue, gpu->staging, 1, offset, n_bytes, host, 0, NULL, NULL));
+    if (butler_gpu_reserve_staging(gpu, offset + n_bytes)) {
+        const int code = gpu->driver->upload(gpu, gpu->staging, offset, host, n_bytes);
+        butler_gpu_fail(gpu, "upload", code ? code : gpu->driver->finish(gpu));
+    }
 }
 
 void butler_gpu_read_staging(struct butler_gpu *gpu, void *host, size_t n_bytes)
 {
     memset(host, 0, n_bytes);
     if (gpu->fault.code == 0)
-        butler_gpu_fail(gpu, "read", gpu->cl->EnqueueReadBuffer(gpu->queue, gpu->staging, 1, 0, n_bytes, host, 0, NULL, NULL));
+        butler_gpu_fail(gpu, "download", gpu->driver->download(gpu, host, gpu->staging, 0, n_bytes));
 }
 
 /* ----------------------------------------------------------------------------------------------------- memory */
 
 static void fill_zero(struct butler_gpu *gpu, void *buffer, size_t offset, size_t n_bytes)
 {
-    const unsigned char zero = 0;
     if (n_bytes > 0 && gpu->fault.code == 0)
-        butler_gpu_fail(gpu, "fill", gpu->cl->EnqueueFillBuffer(gpu->queue, buffer, &zero, 1, offset, n_bytes, 0, NULL, NULL));
+        butler_gpu_fail(gpu, "fill", gpu->driver->zero(gpu, buffer, offset, n_bytes));
 }
 
 /* Pages (not sparse) are not zeroed: what an extent holds before it is written is undefined. */
@@ -180,7 +183,7 @@ static void *gpu_alloc(struct butler_backend *backend, size_t n_bytes, bool spar
     void *buffer = make_buffer(gpu, n_bytes, err);
     if (!buffer || add_region(gpu, (struct butler_gpu_region){address, n_bytes, buffer, true}, err) < 0) {
         if (buffer)
-            gpu->cl->ReleaseMemObject(buffer);
+            gpu->driver->free(gpu, buffer);
         munmap(address, BUTLER_MAX(n_bytes, 1));
         return NULL;
     }
@@ -191,7 +194,7 @@ static void *gpu_alloc(struct butler_backend *backend, size_t n_bytes, bool spar
 
 static void release_region(struct butler_gpu *gpu, const struct butler_gpu_region *region)
 {
-    gpu->cl->ReleaseMemObject(region->buffer);
+    gpu->driver->free(gpu, region->buffer);
     if (region->owned)
         munmap((void *)(uintptr_t)region->from, BUTLER_MAX(region->n_bytes, 1));
 }
@@ -213,14 +216,32 @@ static void gpu_discard(struct butler_backend *backend, void *address, size_t n_
     (void)backend, (void)address, (void)n_bytes;
 }
 
-static void gpu_upload(struct butler_backend *backend, void *to, const void *host, size_t n_bytes)
+/* host must stay until what was given to the device is finished. */
+static void begin_upload(struct butler_gpu *gpu, void *to, const void *host, size_t n_bytes)
 {
-    struct butler_gpu *gpu = (struct butler_gpu *)backend;
     size_t offset;
     if (n_bytes == 0 || gpu->fault.code < 0)
         return;
     void *buffer = buffer_at(gpu, to, &offset);
-    butler_gpu_fail(gpu, "upload", gpu->cl->EnqueueWriteBuffer(gpu->queue, buffer, 1, offset, n_bytes, host, 0, NULL, NULL));
+    butler_gpu_fail(gpu, "upload", gpu->driver->upload(gpu, buffer, offset, host, n_bytes));
+}
+
+static void finish(struct butler_gpu *gpu)
+{
+    butler_gpu_fail(gpu, "upload", gpu->driver->finish(gpu)); /* after a failure too: until then host memory may be read */
+}
+
+static void gpu_upload(struct butler_backend *backend, void *to, const void *host, size_t n_bytes)
+{
+    begin_upload((struct butler_gpu *)backend, to, host, n_bytes);
+    finish((struct butler_gpu *)backend);
+}
+
+static void gpu_upload_many(struct butler_backend *backend, const struct butler_upload *uploads, int n)
+{
+    for (int i = 0; i < n; i++)
+        begin_upload((struct butler_gpu *)backend, uploads[i].to, uploads[i].host, uploads[i].n_bytes);
+    finish((struct butler_gpu *)backend);
 }
 
 static void gpu_download(struct butler_backend *backend, void *host, const void *from, size_t n_bytes)
@@ -231,7 +252,7 @@ static void gpu_download(struct butler_backend *backend, void *host, const void 
         return;
     void *buffer = buffer_at(gpu, from, &offset);
     if (gpu->fault.code == 0)
-        butler_gpu_fail(gpu, "download", gpu->cl->EnqueueReadBuffer(gpu->queue, buffer, 1, offset, n_bytes, host, 0, NULL, NULL));
+        butler_gpu_fail(gpu, "download", gpu->driver->download(gpu, host, buffer, offset, n_bytes));
     if (gpu->fault.code < 0)
         memset(host, 0, n_bytes);
 }
@@ -243,14 +264,7 @@ static void gpu_copy(struct butler_backend *backend, void *to, const void *from,
     if (n_bytes == 0 || gpu->fault.code < 0)
         return;
     void *to_buffer = buffer_at(gpu, to, &to_offset), *from_buffer = buffer_at(gpu, from, &from_offset);
-    butler_gpu_fail(gpu, "copy",
-                    gpu->cl->EnqueueCopyBuffer(gpu->queue, from_buffer, to_buffer, from_offset, to_offset, n_bytes, 0, NULL, NULL));
-}
-
-static void gpu_upload_many(struct butler_backend *backend, const struct butler_upload *uploads, int n)
-{
-    for (int i = 0; i < n; i++)
-        gpu_upload(backend, uploads[i].to, uploads[i].host, uploads[i].n_bytes);
+    butler_gpu_fail(gpu, "copy", gpu->driver->copy(gpu, to_buffer, to_offset, from_buffer, from_offset, n_bytes));
 }
 
 static void gpu_zero_many(struct butler_backend *backend, const struct butler_piece *pieces, int n)
@@ -296,17 +310,18 @@ static int gpu_bind_weights(struct butler_backend *backend, const struct butler_
     struct butler_gpu *gpu = (struct butler_gpu *)backend;
     for (int i = 0; i < n; i++) {
         if (!type_has_kernel(weights[i].type))
-            return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                               "weights of type %s have no kernel on device opencl:%d: use --device cpu",
-                               butler_type_name((uint32_t)weights[i].type), gpu->index);
+            return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "weights of type %s have no kernel on device %s:%d: use --device cpu",
+                               butler_type_name((uint32_t)weights[i].type), gpu->driver->name, gpu->index);
         void *buffer = make_buffer(gpu, weights[i].n_bytes, err);
         if (!buffer || add_region(gpu, (struct butler_gpu_region){weights[i].data, weights[i].n_bytes, buffer, false}, err) < 0) {
             if (buffer)
-                gpu->cl->ReleaseMemObject(buffer);
+                gpu->driver->free(gpu, buffer);
+            finish(gpu);
             return BUTLER_ERROR_MEMORY;
         }
-        gpu_upload(backend, (void *)(uintptr_t)weights[i].data, weights[i].data, weights[i].n_bytes);
+        begin_upload(gpu, (void *)(uintptr_t)weights[i].data, weights[i].data, weights[i].n_bytes);
     }
+    finish(gpu);
     return gpu_check(backend, err);
 }
 
@@ -315,7 +330,7 @@ void butler_gpu_free_memory(struct butler_gpu *gpu)
     for (int i = 0; i < gpu->n_regions; i++)
         release_region(gpu, &gpu->regions[i]);
     if (gpu->staging)
-        gpu->cl->ReleaseMemObject(gpu->staging);
+        gpu->driver->free(gpu, gpu->staging);
     free(gpu->regions);
 }
 
