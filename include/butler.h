@@ -282,6 +282,27 @@ size_t butler_utf8_push(struct butler_utf8 *stream, const char *bytes, size_t n_
  * A model file says by a program in the language Jinja how a conversation becomes text. It is run by an interpreter of our own;
  * published templates render as jinja2 renders them in transformers. */
 
+/* A JSON value that was parsed already. All memory is the caller's. Zeroed: null. */
+enum butler_json_kind {
+    BUTLER_JSON_NULL,
+    BUTLER_JSON_BOOL,
+    BUTLER_JSON_INTEGER,
+    BUTLER_JSON_REAL,
+    BUTLER_JSON_STRING,
+    BUTLER_JSON_ARRAY,
+    BUTLER_JSON_OBJECT,
+};
+
+struct butler_json {
+    enum butler_json_kind kind;
+    const char *key;                 /* of a value in an object: its name, UTF-8 */
+    int64_t integer;                 /* BUTLER_JSON_BOOL: 0 or 1 */
+    double real;                     /* finite */
+    const char *string;              /* [n] bytes, UTF-8 */
+    const struct butler_json *items; /* [n], in order: a tree, no value below itself */
+    size_t n;
+};
+
 struct butler_chat_message {
     const char *role;    /* "system", "user", "assistant", "tool": a plain word counts as the template's text */
     const char *content; /* NULL: none */
@@ -295,6 +316,10 @@ struct butler_chat_options {
     const char *tools;          /* a JSON array of tools; NULL: none */
     const char *variables;      /* a JSON object of more variables, "{\"enable_thinking\": false}"; NULL: none */
     int64_t now;                /* seconds since 1970 for templates that write the date, in UTC; 0: the system's clock */
+    /* The same as values that are parsed already: each takes the place of its text, which then is not read. */
+    const struct butler_json *parsed_tools;     /* an array */
+    const struct butler_json *parsed_variables; /* an object */
+    const struct butler_json *parsed_fields;    /* [n]: those of messages[i], an object or null */
 };
 
 /* Neighbouring bytes of one origin. What an operation of the template made of both, or of numbers, counts as a message's. */

@@ -81,6 +81,57 @@ static void test_defaults(void **state)
     assert_int_equal(butler_chat_tokenize(model, &text, 0, NULL, 0, NULL), 1);
 }
 
+/* Parsed values: each takes the place of its text, and what is no value is refused. That they render as texts do is in
+ * tests/test_template.py. */
+static void test_parsed_values(void **state)
+{
+    static const struct butler_json numbers[] = {{.kind = BUTLER_JSON_INTEGER, .key = "n", .integer = INT64_MIN},
+                                                 {.kind = BUTLER_JSON_BOOL, .key = "b", .integer = 1},
+                                                 {.kind = BUTLER_JSON_STRING, .key = "s", .string = "</s>|", .n = 4},
+                                                 {.key = "none"}};
+    static const struct butler_json fields[] = {{.kind = BUTLER_JSON_OBJECT, .items = numbers, .n = 4}};
+    static const struct butler_json variables[] = {{.kind = BUTLER_JSON_REAL, .key = "v", .real = 2}},
+                                    tools = {.kind = BUTLER_JSON_ARRAY, .items = numbers, .n = 2},
+                                    named = {.kind = BUTLER_JSON_OBJECT, .items = variables, .n = 1};
+    struct butler_chat_message message = {"user", "x", "no JSON"};
+    struct butler_error err = {0};
+    struct butler_chat_text text;
+    struct butler_chat_options options = {BUTLER_INIT(butler_chat_options),
+                                          .jinja = "{{ messages[0] | tojson }} {{ tools }} {{ v }}",
+                                          .tools = "no JSON",
+                                          .variables = "no JSON",
+                                          .parsed_tools = &tools,
+                                          .parsed_variables = &named,
+                                          .parsed_fields = fields};
+    (void)state;
+    if (butler_chat_render(model, &message, 1, &options, &text, &err) < 0)
+        fail_msg("%s", err.message);
+    assert_string_equal(text.bytes, "{\"role\": \"user\", \"content\": \"x\", \"n\": -9223372036854775808, \"b\": true, "
+                                    "\"s\": \"</s>\", \"none\": null} [-9223372036854775808, True] 2.0");
+    butler_chat_text_free(&text);
+
+    options.parsed_fields = &(struct butler_json){0}; /* null: no fields, and no text is read */
+    options.jinja = "{{ messages }}";
+    assert_int_equal(butler_chat_render(model, &message, 1, &options, &text, &err), 0);
+    assert_string_equal(text.bytes, "[{'role': 'user', 'content': 'x'}]");
+    butler_chat_text_free(&text);
+
+    options.parsed_fields = &tools;
+    refused(message, &options, BUTLER_ERROR_FORMAT, "the field list of a message is a list");
+    options.parsed_fields = fields;
+    options.parsed_variables = &tools;
+    refused(message, &options, BUTLER_ERROR_FORMAT, "the list of variables is a list");
+    options.parsed_variables = &(struct butler_json){.kind = BUTLER_JSON_OBJECT, .items = &(struct butler_json){0}, .n = 1};
+    refused(message, &options, BUTLER_ERROR_FORMAT, "no key");
+    options.parsed_variables = &named;
+    options.parsed_tools = &(struct butler_json){.kind = BUTLER_JSON_OBJECT + 1};
+    refused(message, &options, BUTLER_ERROR_FORMAT, "kind 7");
+    struct butler_json endless = {.kind = BUTLER_JSON_ARRAY, .n = 1};
+    endless.items = &endless;
+    options.parsed_tools = &endless;
+    refused(message, &options, BUTLER_ERROR_FORMAT, "nested");
+}
+
 /* A text cut between two special tokens has the tokens of both parts; the second gets no BOS and no space of its own. */
 static void test_text_that_goes_on(void **state)
 {
@@ -129,6 +180,7 @@ static void test_small_buffers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_refusals), cmocka_unit_test(test_defaults),
-                                       cmocka_unit_test(test_text_that_goes_on), cmocka_unit_test(test_small_buffers)};
+                                       cmocka_unit_test(test_parsed_values), cmocka_unit_test(test_text_that_goes_on),
+                                       cmocka_unit_test(test_small_buffers)};
     return cmocka_run_group_tests(tests, load, unload);
 }

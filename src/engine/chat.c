@@ -23,8 +23,8 @@ int butler_chat_render(const struct butler_model *model, const struct butler_cha
     *text = (struct butler_chat_text){0};
     if (BUTLER_IS_NULL(model, err) || (n > 0 && BUTLER_IS_NULL(messages, err)))
         return BUTLER_ERROR_ARGUMENT;
-    const int code =
-        butler_take_struct(&own, sizeof own, options, BUTLER_END_OF(butler_chat_options, now), "butler_chat_options", err);
+    const int code = butler_take_struct(&own, sizeof own, options, BUTLER_END_OF(butler_chat_options, parsed_fields),
+                                        "butler_chat_options", err);
     if (code < 0)
         return code;
     options = &own;

@@ -63,6 +63,13 @@ void *butler_template_grow(struct template_run *run, void *array, size_t n, size
     return grown;
 }
 
+void butler_template_allow(struct template_run *run, size_t n)
+{
+    const size_t room = (SIZE_MAX / 2 - run->max_allocated) / TEMPLATE_MEMORY_PER_BYTE;
+    run->max_allocated += BUTLER_MIN(n, room) * TEMPLATE_MEMORY_PER_BYTE;
+    run->max_steps += n;
+}
+
 void butler_template_step(struct template_run *run, size_t n)
 {
     if (n > run->max_steps - run->n_steps)
@@ -86,17 +93,27 @@ static bool is_word(const char *role)
     return strspn(role, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") == strlen(role);
 }
 
-static void put_fields(struct template_run *run, struct template_dict *dict, const char *what, const char *json)
+/* A parsed value, or else the one that its text says; none where there is neither. */
+static struct template_value take_value(struct template_run *run, const struct butler_json *parsed, const char *what,
+                                        const char *json)
 {
-    const struct template_value fields = butler_template_read_json(run, what, json);
+    if (parsed)
+        return butler_template_take_json(run, parsed);
+    return json ? butler_template_read_json(run, what, json) : template_none();
+}
+
+static void put_fields(struct template_run *run, struct template_dict *dict, const char *what, struct template_value fields)
+{
     if (fields.kind != VALUE_DICT)
         butler_template_fail(run, "%s is %s; it must be a JSON object", what, butler_template_kind_name(fields));
     for (size_t i = 0; i < fields.dict->n; i++)
         butler_template_put(run, dict, fields.dict->entries[i].key, fields.dict->entries[i].value);
 }
 
-static struct template_value make_message(struct template_run *run, const struct butler_chat_message *message)
+static struct template_value make_message(struct template_run *run, const struct butler_chat_message *message,
+                                          const struct butler_json *parsed_fields)
 {
+    static const char what[] = "the field list of a message";
     struct template_value dict = butler_template_dict(run, VALUE_DICT);
     const char *role = message->role, *content = message->content;
     if (!role)
@@ -105,41 +122,47 @@ static struct template_value make_message(struct template_run *run, const struct
     butler_template_put_name(run, dict.dict, "content",
                              content ? template_string(butler_template_copy(run, content, strlen(content), false))
                                      : template_none());
-    if (message->fields)
-        put_fields(run, dict.dict, "the field list of a message", message->fields);
+    if (parsed_fields ? parsed_fields->kind != BUTLER_JSON_NULL : message->fields != NULL)
+        put_fields(run, dict.dict, what, take_value(run, parsed_fields, what, message->fields));
     return dict;
 }
 
 static struct template_scope *make_scope(struct template_run *run, const struct butler_template_input *input)
 {
+    static const char named[] = "the list of variables";
     const struct butler_chat_options *options = input->options;
     struct template_scope *scope = butler_template_alloc(run, sizeof *scope);
     struct template_dict *variables = &scope->variables;
     struct template_value messages = butler_template_list(run, VALUE_LIST);
     for (size_t i = 0; i < input->n_messages; i++)
-        butler_template_push(run, messages.list, make_message(run, &input->messages[i]));
+        butler_template_push(run, messages.list,
+                             make_message(run, &input->messages[i], options->parsed_fields ? &options->parsed_fields[i] : NULL));
     butler_template_put_name(run, variables, "messages", messages);
     butler_template_put_name(run, variables, "add_generation_prompt", template_bool(options->add_generation_prompt));
     butler_template_put_name(run, variables, "bos_token", template_string(butler_template_literal(run, input->bos)));
     butler_template_put_name(run, variables, "eos_token", template_string(butler_template_literal(run, input->eos)));
-    butler_template_put_name(run, variables, "tools",
-                             options->tools ? butler_template_read_json(run, "the list of tools", options->tools)
-                                            : template_none());
+    butler_template_put_name(run, variables, "tools", take_value(run, options->parsed_tools, "the list of tools", options->tools));
     butler_template_put_name(run, variables, "documents", template_none());
-    if (options->variables)
-        put_fields(run, variables, "the list of variables", options->variables);
+    if (options->parsed_variables || options->variables)
+        put_fields(run, variables, named, take_value(run, options->parsed_variables, named, options->variables));
     return scope;
 }
 
-/* Bytes of everything that a caller gives: the bounds grow with them. */
+/* Of a text that is read: none where a parsed value takes its place. */
+static size_t text_bytes(const struct butler_json *parsed, const char *text)
+{
+    return parsed || !text ? 0 : strlen(text);
+}
+
+/* Bytes of the texts that a caller gives; parsed values are counted as they are taken. */
 static size_t input_bytes(const struct butler_template_input *input)
 {
     const struct butler_chat_options *options = input->options;
-    size_t n = strlen(input->source) + (options->tools ? strlen(options->tools) : 0) +
-               (options->variables ? strlen(options->variables) : 0);
+    size_t n = strlen(input->source) + text_bytes(options->parsed_tools, options->tools) +
+               text_bytes(options->parsed_variables, options->variables);
     for (size_t i = 0; i < input->n_messages; i++) {
         const struct butler_chat_message *m = &input->messages[i];
-        n += 64 + (m->content ? strlen(m->content) : 0) + (m->fields ? strlen(m->fields) : 0);
+        n += 64 + text_bytes(NULL, m->content) + text_bytes(options->parsed_fields, m->fields);
     }
     return n;
 }
@@ -193,12 +216,14 @@ int butler_template_render(const struct butler_template_input *input, struct but
 {
     struct butler_error own;
     struct template_buffer text = {0};
-    struct template_run run = {.err = err ? err : &own, .out = &text, .now = input->options->now};
-    const size_t n = input_bytes(input);
+    struct template_run run = {.err = err ? err : &own,
+                               .max_steps = TEMPLATE_MAX_STEPS,
+                               .max_allocated = TEMPLATE_MEMORY,
+                               .out = &text,
+                               .now = input->options->now};
     if (run.now == 0)
         run.now = (int64_t)time(NULL);
-    run.max_allocated = TEMPLATE_MEMORY + BUTLER_MIN(n, SIZE_MAX / 2 / TEMPLATE_MEMORY_PER_BYTE) * TEMPLATE_MEMORY_PER_BYTE;
-    run.max_steps = TEMPLATE_MAX_STEPS + n;
+    butler_template_allow(&run, input_bytes(input));
     int rc = render(&run, input);
     if (rc == 0)
         rc = fill_result(&text, out, err);

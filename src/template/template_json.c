@@ -170,6 +170,48 @@ struct template_value butler_template_read_json(struct template_run *run, const 
     return value;
 }
 
+/* ------------------------------------------------------------------------------------------- parsed values */
+
+struct template_value butler_template_take_json(struct template_run *run, const struct butler_json *json)
+{
+    enum { VALUE_BYTES = 4 }; /* of input that a value counts as, beside its text: about what it has in JSON */
+    butler_template_allow(run,
+                          VALUE_BYTES + (json->key ? strlen(json->key) : 0) + (json->kind == BUTLER_JSON_STRING ? json->n : 0));
+    butler_template_step(run, 1);
+    switch (json->kind) {
+    case BUTLER_JSON_NULL:
+        return template_none();
+    case BUTLER_JSON_BOOL:
+        return template_bool(json->integer != 0);
+    case BUTLER_JSON_INTEGER:
+        return template_integer(json->integer);
+    case BUTLER_JSON_REAL:
+        return template_real(json->real);
+    case BUTLER_JSON_STRING:
+        return template_string(butler_template_copy(run, json->string, json->n, false));
+    case BUTLER_JSON_ARRAY:
+    case BUTLER_JSON_OBJECT:
+        break;
+    default:
+        butler_template_fail(run, "a parsed value has the unknown kind %d", (int)json->kind);
+    }
+    const bool is_dict = json->kind == BUTLER_JSON_OBJECT;
+    struct template_value items = is_dict ? butler_template_dict(run, VALUE_DICT) : butler_template_list(run, VALUE_LIST);
+    butler_template_enter(run);
+    for (size_t i = 0; i < json->n; i++) {
+        const char *key = json->items[i].key;
+        const struct template_value value = butler_template_take_json(run, &json->items[i]);
+        if (!is_dict)
+            butler_template_push(run, items.list, value);
+        else if (key)
+            butler_template_put(run, items.dict, template_string(butler_template_copy(run, key, strlen(key), false)), value);
+        else
+            butler_template_fail(run, "a value of a parsed object has no key");
+    }
+    run->depth--;
+    return items;
+}
+
 /* ------------------------------------------------------------------------------------------------ writing */
 
 struct writer {

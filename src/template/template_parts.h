@@ -210,6 +210,8 @@ void butler_template_fail(struct template_run *run, const char *format, ...) __a
 void *butler_template_alloc(struct template_run *run, size_t n_bytes); /* zeroed */
 /* Room for one more element in array[n]: the array itself, or a larger copy of it. *capacity: in elements. */
 void *butler_template_grow(struct template_run *run, void *array, size_t n, size_t *capacity, size_t element);
+/* n more bytes of input: the bounds on memory and time grow with them. */
+void butler_template_allow(struct template_run *run, size_t n);
 void butler_template_step(struct template_run *run, size_t n); /* n units of work, for the bound on time */
 void butler_template_enter(struct template_run *run);          /* one level deeper; the caller takes it back by depth-- */
 
@@ -303,6 +305,8 @@ bool butler_template_contains(struct template_run *run, struct template_value co
 
 /* what: names the text in an error. */
 struct template_value butler_template_read_json(struct template_run *run, const char *what, const char *json);
+/* The same value as from its text. */
+struct template_value butler_template_take_json(struct template_run *run, const struct butler_json *json);
 template_builtin_fn butler_template_to_json; /* the filter */
 
 const struct template_token *butler_template_lex(struct template_run *run, const char *source, size_t n);
