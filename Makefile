@@ -46,7 +46,7 @@ LIB_SRC = $(filter-out $(TOOL_SRC),$(wildcard src/*/*.c))
 CMD_SRC = $(filter-out apps/cmd/$(if $(LIBEDIT),edit_none,edit).c $(if $(LIBEVENT),apps/cmd/serve_none.c) $(DOCUMENT_NONE:%=apps/cmd/document_%.c), \
 	$(wildcard apps/cmd/*.c apps/report/*.c apps/schema/*.c $(if $(LIBEVENT),apps/serve/*.c)))
 EVAL_SRC = $(wildcard apps/eval/*.c)
-TEST_SRC = $(wildcard tests/test_*.c)
+TEST_SRC = $(filter-out $(if $(LIBEVENT),,tests/test_parse_once.c),$(wildcard tests/test_*.c))
 SERVE_FUZZ_SRC = fuzz/fuzz_http.c fuzz/fuzz_request.c
 FUZZ_SRC = $(filter-out $(if $(LIBEVENT),,$(SERVE_FUZZ_SRC)),$(wildcard fuzz/fuzz_*.c))
 LIB_OBJ = $(LIB_SRC:%.c=$(BUILD)/%.o)
@@ -150,6 +150,17 @@ PARSER_OBJ = $(patsubst %,$(BUILD)/apps/serve/%.o,tools tools_head tools_xml too
 $(BUILD)/tests/test_tools: $(BUILD)/tests/test_tools.o $(PARSER_OBJ) $(BUILD)/libbutler.a
 	$(call say,LD,$@)
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(CMD_LIBS) -lcmocka
+
+# Counts what is parsed: with the whole server, whose calls of these functions come to the test's.
+WRAP = $(patsubst %,-Wl$(comma)--wrap=%,json_loadb json_loads json_dumps butler_template_read_json butler_chat_render)
+$(BUILD)/tests/test_parse_once: $(BUILD)/tests/test_parse_once.o $(patsubst %.c,$(BUILD)/%.o,$(wildcard apps/serve/*.c apps/schema/*.c)) $(BUILD)/libbutler.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) $(WRAP) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS) -lcmocka
+
+# Compares texts and parsed values, which it makes as the server does.
+$(BUILD)/tests/render_chat: $(BUILD)/tests/render_chat.o $(BUILD)/apps/serve/template_json.o $(BUILD)/apps/serve/text.o $(BUILD)/libbutler.a
+	$(call say,LD,$@)
+	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS)
 
 # Says which texts a grammar or a schema accepts.
 $(BUILD)/tests/accept_texts: $(BUILD)/tests/accept_texts.o $(patsubst %.c,$(BUILD)/%.o,$(wildcard apps/schema/*.c)) $(BUILD)/libbutler.a

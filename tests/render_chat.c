@@ -2,12 +2,14 @@
  *
  * A field is its length in bytes as decimal digits, a newline, and the bytes; length -1 is NULL. A request: template, now,
  * add_generation_prompt ("1" or "0"), tools, variables, number of messages, and of each role, content and fields. The answer: code,
- * text (or the error's message), segments ("OFFSET LENGTH IS_TEMPLATE" a line), ids of the text (one a line). */
+ * text (or the error's message), segments ("OFFSET LENGTH IS_TEMPLATE" a line), ids of the text (one a line), and whether the same
+ * came of tools, variables and fields as parsed values: "same", "different", or "-" where there is no text or they are not
+ * JSON. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "butler.h"
+#include "serve/api_parts.h"
 
 /* false: the end of input. */
 static bool read_field(char **field)
@@ -56,6 +58,57 @@ static void write_numbers(const struct butler_chat_text *text, const int32_t *id
     free(out);
 }
 
+/* false: a text that jansson does not read. */
+static bool load(const char *text, json_t **value)
+{
+    *value = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+    return !text || *value;
+}
+
+static bool same(const struct butler_chat_text *a, const struct butler_chat_text *b)
+{
+    bool is_same = a->n == b->n && a->n_segments == b->n_segments && memcmp(a->bytes, b->bytes, a->n) == 0;
+    for (size_t i = 0; is_same && i < a->n_segments; i++)
+        is_same = a->segments[i].offset == b->segments[i].offset && a->segments[i].n == b->segments[i].n &&
+                  a->segments[i].is_template == b->segments[i].is_template;
+    return is_same;
+}
+
+/* Renders again from parsed values, as the server does. text: what came of texts. */
+static const char *compare(const struct butler_model *model, const struct butler_chat_message *messages, size_t n,
+                           struct butler_chat_options options, const struct butler_chat_text *text)
+{
+    json_t *tools, *variables, *fields = json_array(), *rest;
+    struct butler_chat_message *bare = calloc(n + 1, sizeof *bare);
+    struct butler_chat_text parsed;
+    if (!bare)
+        exit(2);
+    bool is_json = load(options.tools, &tools) & load(options.variables, &variables);
+    for (size_t i = 0; i < n; i++) {
+        bare[i] = (struct butler_chat_message){messages[i].role, messages[i].content, NULL};
+        is_json &= load(messages[i].fields, &rest);
+        json_array_append_new(fields, rest ? rest : json_null());
+    }
+    struct butler_json *values[] = {serve_template_json(tools), serve_template_json(variables), serve_template_json(fields)};
+    options.tools = options.variables = NULL;
+    options.parsed_tools = values[0];
+    options.parsed_variables = values[1];
+    options.parsed_fields = values[2]->items;
+    const char *result = !is_json                                                          ? "-"
+                         : butler_chat_render(model, bare, n, &options, &parsed, NULL) < 0 ? "different"
+                         : same(text, &parsed)                                             ? "same"
+                                                                                           : "different";
+    if (is_json)
+        butler_chat_text_free(&parsed);
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        free(values[i]);
+    json_decref(tools);
+    json_decref(variables);
+    json_decref(fields);
+    free(bare);
+    return result;
+}
+
 static void answer(const struct butler_model *model, char *jinja)
 {
     struct butler_error err = {0};
@@ -64,7 +117,12 @@ static void answer(const struct butler_model *model, char *jinja)
     char *count = require_field(), code[16];
     const size_t n = strtoul(count, NULL, 10);
     struct butler_chat_message *messages = calloc(n + 1, sizeof *messages);
-    const struct butler_chat_options options = {sizeof options, jinja, prompt[0] == '1', tools, variables, strtoll(now, NULL, 10)};
+    const struct butler_chat_options options = {BUTLER_INIT(butler_chat_options),
+                                                .jinja = jinja,
+                                                .add_generation_prompt = prompt[0] == '1',
+                                                .tools = tools,
+                                                .variables = variables,
+                                                .now = strtoll(now, NULL, 10)};
     if (!messages)
         exit(2);
     for (size_t i = 0; i < n; i++) {
@@ -80,6 +138,8 @@ static void answer(const struct butler_model *model, char *jinja)
     write_field(code, (size_t)snprintf(code, sizeof code, "%d", rc));
     write_field(rc < 0 ? err.message : text.bytes, rc < 0 ? strlen(err.message) : text.n);
     write_numbers(&text, ids, n_ids);
+    const char *parsed = rc < 0 ? "-" : compare(model, messages, n, options, &text);
+    write_field(parsed, strlen(parsed));
     fflush(stdout);
     for (size_t i = 0; i < n; i++) {
         free((char *)messages[i].role);

@@ -60,8 +60,8 @@ def reference(template, messages, tools=None, prompt=True, variables=None):
 
 
 class Rendered:
-    def __init__(self, code, text, segments, ids):
-        self.code, self.bytes = int(code), text
+    def __init__(self, code, text, segments, ids, parsed):
+        self.code, self.bytes, self.parsed = int(code), text, parsed.decode()
         self.text = text.decode(errors="surrogateescape")
         self.segments = [tuple(map(int, line.split())) for line in segments.decode().splitlines()]
         self.ids = [int(line) for line in ids.decode().splitlines()]
@@ -81,7 +81,7 @@ class Driver:
             raw = None if field is None else field.encode()
             self.process.stdin.write(b"-1\n" if raw is None else b"%d\n" % len(raw) + raw)
         self.process.stdin.flush()
-        return Rendered(*[self._read() for _ in range(4)])
+        return Rendered(*[self._read() for _ in range(5)])
 
     def render(self, template, messages, tools=None, prompt=True, variables=None):
         fields = [template, str(NOW), "1" if prompt else "0", None if tools is None else json.dumps(tools),

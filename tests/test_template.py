@@ -81,6 +81,7 @@ def same(driver, template, messages, tools=None, prompt=True, variables=None):
         return False
     assert got.code == 0, got.text
     assert got.text == want
+    assert got.parsed == "same"  # with tools, variables and fields as parsed values, as the server gives them
     return True
 
 
@@ -243,7 +244,8 @@ def test_errors_name_their_line(driver):
 def test_json_of_callers(driver):
     """What is given as JSON arrives as it is, and what is not JSON is refused."""
     value = {"a": [1, -2, 3.5, 1e100, True, None, "é\u2028\"\\\n\U0001F600"], "b": {"c": {}, "d": []}, "big": 9223372036854775807}
-    assert json.loads(driver.render("{{ v | tojson }}", [], variables={"v": value}).text) == value
+    got = driver.render("{{ v | tojson }}", [], variables={"v": value})
+    assert json.loads(got.text) == value and got.parsed == "same"
     for wrong in ("{", "[1", "nope", "{\"a\" 1}", "\"\\q\"", "[1 2]", "{\"a\": 1} x", "[01]", "[\"\n\"]", "[" * 100000, "-", "1.e5e"):
         got = driver.render_raw("{{ v }}", variables=wrong)
         assert got.code < 0 and "variables" in got.text or "nested" in got.text, (wrong, got.text)

@@ -182,7 +182,7 @@ struct serve_chat {
     json_t *messages; /* as the template gets them */
     json_t *tools;    /* borrowed: those that the answer may call; NULL: none */
     struct serve_tool_choice choice;
-    char *tools_text, *variables; /* JSON for the template; or NULL */
+    json_t *variables; /* of the template, borrowed; or NULL */
     bool generation_prompt, one_call, no_reasoning;
 };
 /* 0 or a negative status; freed in both cases. */
@@ -207,11 +207,14 @@ int serve_check_calls(json_t *message, size_t i, struct serve_error *error);
 /* Messages as the template gets them, a new reference; with a text of our own where it has no place for tools, calls and results.
  */
 json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *tools);
-/* Tools for the template, to be freed; NULL: none. */
-char *serve_tools_text(const struct serve_api *api, json_t *tools);
+/* Those of the tools that the template is given; NULL: none. */
+json_t *serve_template_tools(const struct serve_api *api, json_t *tools);
 /* What to look for in answers to the prompt; names and texts are to be freed. */
 void serve_find_syntax(const struct serve_api *api, const struct serve_chat *chat, const struct butler_chat_text *prompt,
                        struct serve_syntax *syntax);
+
+/* template_json.c: the value for struct butler_chat_options, to be freed; its strings and keys are the value's. NULL stays NULL. */
+struct butler_json *serve_template_json(json_t *value);
 
 /* call_xml.c: names of a tool's parameters that are strings, as `texts` of struct serve_syntax. */
 char *serve_text_parameters(json_t *tool);

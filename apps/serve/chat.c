@@ -5,7 +5,7 @@
 
 #include "serve/api_parts.h"
 
-/* The text of "content": a string, or the text parts of an array, joined. NULL content stays NULL. To be freed. */
+/* The text of "content" that is no string: the text parts of an array, joined; null stays NULL. To be freed. */
 static char *read_content(json_t *message, struct serve_error *error)
 {
     json_t *content = json_object_get(message, "content");
@@ -14,9 +14,7 @@ static char *read_content(json_t *message, struct serve_error *error)
     json_t *part;
     if (!content || json_is_null(content))
         return NULL;
-    if (json_is_string(content))
-        serve_text_append(&text, json_string_value(content), json_string_length(content));
-    else if (!json_is_array(content))
+    if (!json_is_array(content))
         serve_fail(error, 400, "'content' of a message must be a string or an array of parts");
     json_array_foreach(json_is_array(content) ? content : NULL, i, part)
     {
@@ -35,15 +33,19 @@ static char *read_content(json_t *message, struct serve_error *error)
     return text.bytes;
 }
 
-/* What a message has beside role and content, as JSON; NULL: nothing. To be freed. */
-static char *read_fields(json_t *message)
+/* What each message has beside role and content. A new reference. */
+static json_t *read_fields(json_t *messages)
 {
-    json_t *rest = json_copy(message);
-    json_object_del(rest, "role");
-    json_object_del(rest, "content");
-    char *text = json_object_size(rest) ? json_dumps(rest, JSON_COMPACT) : NULL;
-    json_decref(rest);
-    return text;
+    json_t *fields = json_array(), *message;
+    size_t i;
+    json_array_foreach(messages, i, message)
+    {
+        json_t *rest = json_copy(message);
+        json_object_del(rest, "role");
+        json_object_del(rest, "content");
+        json_array_append_new(fields, rest);
+    }
+    return fields;
 }
 
 /* Appends bytes that the template did not write: in them special tokens are not read. */
@@ -79,6 +81,10 @@ static json_t *read_messages(json_t *list, struct serve_error *error)
         }
         if (serve_check_calls(message, i, error) < 0)
             break;
+        if (json_is_string(json_object_get(message, "content"))) {
+            json_array_append(messages, message);
+            continue;
+        }
         char *content = read_content(message, error);
         message = json_copy(message);
         json_object_set_new(message, "content", content ? json_string(content) : json_null());
@@ -98,7 +104,7 @@ static void read_options(json_t *body, struct serve_chat *chat, struct serve_err
     const char *wanted = json_string_value(format);
     if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
         serve_fail(error, 400, "'chat_template_kwargs' must be an object");
-    chat->variables = json_object_size(kwargs) ? json_dumps(kwargs, JSON_COMPACT) : NULL;
+    chat->variables = json_object_size(kwargs) ? kwargs : NULL;
     chat->generation_prompt = serve_read_bool(body, "add_generation_prompt", true, error);
     chat->one_call = !serve_read_bool(body, "parallel_tool_calls", true, error);
     chat->no_reasoning = wanted && strcmp(wanted, "none") == 0;
@@ -119,7 +125,6 @@ int serve_read_chat(const struct serve_api *api, json_t *body, struct serve_chat
         return -error->status;
     chat->messages = serve_tool_messages(api, list, chat->tools);
     json_decref(list);
-    chat->tools_text = serve_tools_text(api, chat->tools);
     read_options(body, chat, error);
     return -error->status;
 }
@@ -127,8 +132,6 @@ int serve_read_chat(const struct serve_api *api, json_t *body, struct serve_chat
 void serve_chat_free(struct serve_chat *chat)
 {
     json_decref(chat->messages);
-    free(chat->tools_text);
-    free(chat->variables);
 }
 
 int serve_render_chat(const struct serve_api *api, const struct serve_chat *chat, struct butler_chat_text *text,
@@ -136,28 +139,34 @@ int serve_render_chat(const struct serve_api *api, const struct serve_chat *chat
 {
     const size_t n = json_array_size(chat->messages);
     struct butler_chat_message *messages = serve_alloc(n, sizeof *messages);
+    json_t *rest = read_fields(chat->messages);
+    struct butler_json *fields = serve_template_json(rest), *variables = serve_template_json(chat->variables),
+                       *tools = serve_template_json(serve_template_tools(api, chat->tools));
     struct butler_error err = {0};
     *text = (struct butler_chat_text){0};
     for (size_t i = 0; i < n; i++) {
         json_t *message = json_array_get(chat->messages, i);
         messages[i] = (struct butler_chat_message){.role = json_string_value(json_object_get(message, "role")),
-                                                   .content = json_string_value(json_object_get(message, "content")),
-                                                   .fields = read_fields(message)};
+                                                   .content = json_string_value(json_object_get(message, "content"))};
     }
     /* The assistant's last message is the beginning of the answer: the template does not close it. */
     const bool begun = n > 0 && strcmp(messages[n - 1].role, "assistant") == 0;
-    const struct butler_chat_options options = {.jinja = api->config.chat_template,
+    const struct butler_chat_options options = {BUTLER_INIT(butler_chat_options),
+                                                .jinja = api->config.chat_template,
                                                 .add_generation_prompt = begun || chat->generation_prompt,
-                                                .tools = chat->tools_text,
-                                                .variables = chat->variables};
+                                                .parsed_tools = tools,
+                                                .parsed_variables = variables,
+                                                .parsed_fields = fields->items};
     if (begun && n > 1 && strcmp(messages[n - 2].role, "assistant") == 0)
         serve_fail(error, 400, "the conversation ends with two messages of the assistant");
     else if (butler_chat_render(api->model, messages, begun ? n - 1 : n, &options, text, &err) < 0)
         serve_fail(error, 400, "%s", err.message);
     else if (begun && messages[n - 1].content)
         append_plain(text, messages[n - 1].content);
-    for (size_t i = 0; i < n; i++)
-        free((char *)messages[i].fields);
+    json_decref(rest);
+    free(fields);
+    free(variables);
+    free(tools);
     free(messages);
     return -error->status;
 }

@@ -311,9 +311,9 @@ json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *t
     return messages;
 }
 
-char *serve_tools_text(const struct serve_api *api, json_t *tools)
+json_t *serve_template_tools(const struct serve_api *api, json_t *tools)
 {
-    return tools && renders_tools(api) ? json_dumps(tools, JSON_COMPACT) : NULL;
+    return renders_tools(api) ? tools : NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------------ syntax */
