@@ -57,7 +57,7 @@ struct butler_library_entry {
     char model[64], isa[16];                   /* its model's name; the kernels that made the rows, and can use them */
     char text[160], end[160];                  /* how its first and its last file's text begin */
     int kv_type, n_tokens;                     /* kv_type: enum butler_kv_type */
-    uint64_t model_fingerprint, bytes, shared; /* bytes of its files; of those that other texts have, too */
+    uint64_t model_fingerprint, bytes, shared; /* bytes of its files, states included; of shared ones */
     int64_t used_ns;                           /* since 1970: when it was last read or written */
     bool broken;                               /* a file of its beginning is gone: what is behind it cannot be used */
 };

@@ -42,7 +42,7 @@ static void copy_file(const char *from, const char *to)
 
 enum { N_FAULTS = 12, GONE = 11 };
 
-static void damage(const char *path, const char *other, int fault)
+static inline void damage(const char *path, const char *other, int fault)
 {
     const off_t size = size_of(path), bits[] = {20, sizeof(struct butler_block_header) + 9, 5000, size / 2, size - 4},
                 sizes[] = {size - 1, size / 2, 0, size + 1};

@@ -2,7 +2,6 @@
  * cut off, foreign or gone is read again; the folder keeps to its limit. */
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -17,11 +16,8 @@
 #include <cmocka.h>
 
 #include "damage.h"
-#include "fixtures.h"
-#include "butler_tools.h"
-#include "random_predictor.h"
+#include "library_tests.h"
 #include "share.h"
-#include "engine/library.h"
 #include "engine/prefix.h"
 
 /* System calls on files while `armed`: the one with the number fails_at fails. Of the C library's functions, which these replace in
@@ -68,8 +64,6 @@ int linkat(int from, const char *old, int to, const char *new, int flags)
     return call_fails() ? -1 : (int)syscall(SYS_linkat, from, old, to, new, flags);
 }
 
-enum { N_CTX = 640, N_KEPT = 560, N_PROMPT = 600, N_STEPS = 8, BUDGET = 64 };
-
 static const char *const unnamed[] = {"h2o+vatp",
                                       "fier+vatp:dense=1",
                                       "snapkv:rolling=1,recent=8,window=8",
@@ -82,122 +76,6 @@ static const char *const unnamed[] = {"h2o+vatp",
                                       "quest:dense=0,every=3",
                                       "pagestats:method=evict,page=32",
                                       "layer0:dense=2"};
-
-static const struct model_case {
-    const char *file;
-    enum butler_kv_type type;
-} models[] = {{"models/llama-gqa.gguf", BUTLER_KV_F16},
-              {"models/llama-gqa.gguf", BUTLER_KV_F32},
-              {"models/llama-q8_0.gguf", BUTLER_KV_Q8_0},
-              {"models/gemma3.gguf", BUTLER_KV_F16}, /* windows */
-              {"models/gpt-oss.gguf", BUTLER_KV_F16}};
-
-struct context {
-    struct butler_model *model;
-    struct butler_engine *engine;
-    enum butler_kv_type type;
-    int32_t text[N_CTX];
-    char folder[64];
-    char notes[4096];
-    int n_notes;
-};
-
-static void on_note(void *user, const char *message)
-{
-    struct context *c = user;
-    snprintf(c->notes + strlen(c->notes), sizeof c->notes - strlen(c->notes), "%s\n", message);
-    c->n_notes++;
-}
-
-static void open_model(struct context *c, const struct model_case *from, uint64_t prefix_bytes)
-{
-    struct butler_error err;
-    char path[FIXTURE_PATH];
-    uint64_t random = 5;
-    const struct butler_engine_params params = {.n_threads = 2, .n_block = 128, .kv_bytes = 1 << 26, .prefix_bytes = prefix_bytes};
-    *c = (struct context){.type = from->type};
-    fixture_path(path, from->file);
-    c->model = butler_model_load(path, NULL, &err);
-    c->engine = c->model ? butler_engine_new(c->model, &params, &err) : NULL;
-    if (!c->engine)
-        fail_msg("%s", err.message);
-    attach_both(c->engine, false);
-    for (int i = 0; i < N_CTX; i++)
-        c->text[i] = (int32_t)(butler_random(&random) % (uint64_t)c->model->hp.n_vocab);
-    snprintf(c->folder, sizeof c->folder, "/tmp/butler-test-library-XXXXXX");
-    assert_non_null(mkdtemp(c->folder));
-}
-
-static int remove_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
-{
-    (void)st, (void)flag, (void)ftw;
-    return remove(path);
-}
-
-static void close_model(struct context *c)
-{
-    nftw(c->folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
-    butler_engine_free(c->engine);
-    butler_model_free(c->model);
-}
-
-static struct butler_library *open_library(struct context *c, uint64_t max_bytes)
-{
-    struct butler_error err;
-    const struct butler_library_params params = {.folder = c->folder, .max_bytes = max_bytes, .note = on_note, .user = c};
-    struct butler_library *library = butler_library_open(&params, &err);
-    if (!library)
-        fail_msg("%s", err.message);
-    return library;
-}
-
-static struct butler_session *open_session(const struct context *c, const char *policy, struct butler_library *library,
-                                           uint64_t salt)
-{
-    struct butler_error err;
-    const struct butler_session_params params = {.n_ctx = N_CTX, .kv_type = c->type, .policy = policy, .seed = 3};
-    struct butler_session *session = butler_session_new(c->engine, &params, &err);
-    if (!session || (library && (butler_session_use_library(session, library, &err) < 0 ||
-                                 butler_session_set_prefix_salt(session, salt, &err) < 0)))
-        fail_msg("%s: %s", policy, err.message);
-    return session;
-}
-
-static uint64_t n_read(const struct butler_session *session)
-{
-    struct butler_stats stats = {BUTLER_INIT(butler_stats)};
-    butler_session_stats(session, &stats);
-    return stats.n_prefill;
-}
-
-/* Reads text[n], what is known of it from the library. Returns how many tokens that is. */
-static int read_text(struct butler_session *session, const int32_t *text, int n)
-{
-    struct butler_error err;
-    const int known = butler_session_adopt_prefix(session, text, n, &err);
-    if (known < 0 || butler_prefill(session, text + known, n - known, NULL, NULL, &err) < 0)
-        fail_msg("%s", err.message);
-    assert_int_equal(n_read(session), n - known);
-    return known;
-}
-
-static void assert_same(const struct context *c, struct butler_session *a, struct butler_session *b, const char *policy)
-{
-    struct butler_error err;
-    for (int i = 0; i <= N_STEPS; i++) {
-        if (memcmp(butler_logits(a), butler_logits(b), (size_t)c->model->hp.n_vocab * sizeof(float)) != 0)
-            fail_msg("%s: other logits %d tokens behind the prompt", policy, i);
-        if (butler_step(a, c->text[i], &err) < 0 || butler_step(b, c->text[i], &err) < 0)
-            fail_msg("%s: %s", policy, err.message);
-    }
-}
-
-static struct butler_library_file *files_of(struct butler_library *library, int *n)
-{
-    struct butler_library_file *files;
-    *n = butler_library_files(library, NULL, true, &files, NULL);
-    return files;
-}
 
 /* ------------------------------------------------------------------------------------------------ equality */
 
@@ -693,88 +571,12 @@ static void test_limit(void **state)
     close_model(&c);
 }
 
-/* -------------------------------------------------------------------------------------------------- entries */
-
-struct seen {
-    int n;
-    struct butler_library_entry entries[8];
-};
-
-static bool see(void *user, const struct butler_library_entry *entry)
-{
-    struct seen *seen = user;
-    seen->entries[seen->n++] = *entry;
-    return true;
-}
-
-static void test_entries(void **state)
-{
-    struct context c, copy;
-    struct butler_error err;
-    struct seen seen = {0};
-    (void)state;
-    open_model(&c, &models[0], 0);
-    struct butler_library *library = open_library(&c, 1 << 30);
-    struct butler_session *session = open_session(&c, "full", library, 0);
-    read_text(session, c.text, N_PROMPT);
-    butler_session_free(session);
-    int32_t other[N_PROMPT];
-    memcpy(other, c.text, sizeof other);
-    other[300]++;
-    usleep(20000);
-    session = open_session(&c, "full", library, 0);
-    assert_int_equal(read_text(session, other, 500), 300);
-    butler_session_free(session);
-    assert_int_equal(butler_library_list(library, see, &seen, &err), 2);
-    assert_int_equal(seen.entries[0].n_tokens, 500);
-    assert_int_equal(seen.entries[1].n_tokens, N_PROMPT);
-    assert_true(seen.entries[0].shared > 0 && seen.entries[0].shared == seen.entries[1].shared);
-    assert_true(seen.entries[0].bytes + seen.entries[1].bytes - seen.entries[0].shared == library->bytes);
-    assert_false(seen.entries[0].broken);
-
-    open_model(&copy, &models[0], 0);
-    struct butler_library *to = open_library(&copy, 1 << 30);
-    assert_int_equal(butler_library_export(library, "", to, &err), BUTLER_ERROR_ARGUMENT); /* two */
-    assert_int_equal(butler_library_export(library, seen.entries[1].id, to, &err), 3);
-    session = open_session(&copy, "full", to, 0);
-    assert_int_equal(read_text(session, c.text, N_PROMPT), N_PROMPT - 1);
-    butler_session_free(session);
-    butler_library_free(to);
-    close_model(&copy);
-
-    assert_int_equal(butler_library_remove(library, "no such", &err), BUTLER_ERROR_ARGUMENT);
-    assert_int_equal(butler_library_remove(library, seen.entries[1].id, &err), 1);
-    session = open_session(&c, "full", library, 0);
-    assert_int_equal(butler_session_find_prefix(session, c.text, N_PROMPT, &err), 300);
-    assert_int_equal(butler_session_find_prefix(session, other, 501, &err), 500);
-    butler_session_free(session);
-
-    assert_int_equal(butler_library_verify(library, &err), 0);
-    int n;
-    struct butler_library_file *files = files_of(library, &n);
-    assert_int_equal(n, 2);
-    for (int i = 0; i < n; i++) { /* the first block: then the second cannot be reached */
-        char *path = butler_library_path(library, files[i].kind, files[i].name);
-        if (strncmp(files[i].name, files[1 - i].name + 33, 32) != 0)
-            flip(path, 6000);
-        free(path);
-    }
-    free(files);
-    c.n_notes = 0;
-    assert_int_equal(butler_library_verify(library, &err), 2);
-    assert_int_equal(c.n_notes, 2);
-    assert_int_equal(butler_library_remove(library, NULL, &err), 0);
-    assert_int_equal(library->bytes, 0);
-    butler_library_free(library);
-    close_model(&c);
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equality), cmocka_unit_test(test_beginnings),  cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_states),   cmocka_unit_test(test_state_files), cmocka_unit_test(test_cancelled),
-        cmocka_unit_test(test_damage),   cmocka_unit_test(test_full_disk),   cmocka_unit_test(test_calls),
-        cmocka_unit_test(test_limit),    cmocka_unit_test(test_entries)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_equality),    cmocka_unit_test(test_beginnings),
+                                       cmocka_unit_test(test_kinds),       cmocka_unit_test(test_states),
+                                       cmocka_unit_test(test_state_files), cmocka_unit_test(test_cancelled),
+                                       cmocka_unit_test(test_damage),      cmocka_unit_test(test_full_disk),
+                                       cmocka_unit_test(test_calls),       cmocka_unit_test(test_limit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

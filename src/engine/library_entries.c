@@ -5,7 +5,14 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/buffer.h"
 #include "engine/library.h"
+
+/* A state is of texts that have the block: its tokens are the block's first ones, or stand behind it where rows of them were not
+ * worth a file. */
+struct owner {
+    int state, block; /* files */
+};
 
 /* All files of a library as forests of blocks. */
 struct forest {
@@ -14,6 +21,8 @@ struct forest {
     int *parents;    /* [n] the file before it; -1: there is none */
     int *n_children; /* [n] */
     int *n_texts;    /* [n] texts that go through it */
+    struct owner *owners;
+    int n_owners;
 };
 
 static int by_id(const void *a, const void *b)
@@ -31,6 +40,15 @@ static void forest_free(struct forest *forest)
 {
     free(forest->files);
     free(forest->parents);
+    free(forest->owners);
+}
+
+/* The file of this kind and id, or NULL. */
+static const struct butler_library_file *block_of(const struct forest *forest, const char *kind, const struct butler_block_id *id)
+{
+    struct butler_library_file key = {.id = *id};
+    snprintf(key.kind, sizeof key.kind, "%s", kind);
+    return forest->n > 0 ? bsearch(&key, forest->files, (size_t)forest->n, sizeof key, by_id) : NULL;
 }
 
 static int forest_make(const struct butler_library *library, struct forest *forest, struct butler_error *err)
@@ -57,9 +75,7 @@ static int forest_make(const struct butler_library *library, struct forest *fore
     if (n > 0)
         qsort(forest->files, (size_t)n, sizeof *forest->files, by_id);
     for (int i = 0; i < n; i++) {
-        struct butler_library_file key = {.id = forest->files[i].parent};
-        memcpy(key.kind, forest->files[i].kind, sizeof key.kind);
-        const struct butler_library_file *parent = bsearch(&key, forest->files, (size_t)n, sizeof key, by_id);
+        const struct butler_library_file *parent = block_of(forest, forest->files[i].kind, &forest->files[i].parent);
         forest->parents[i] = parent ? (int)(parent - forest->files) : -1;
         if (parent)
             forest->n_children[forest->parents[i]]++;
@@ -68,6 +84,61 @@ static int forest_make(const struct butler_library *library, struct forest *fore
         for (int at = i, depth = 0; forest->n_children[i] == 0 && at >= 0 && depth <= n; at = forest->parents[at], depth++)
             forest->n_texts[at]++;
     return 0;
+}
+
+static bool add_owner(struct forest *forest, size_t *capacity, int state, int block)
+{
+    if (!butler_grow(&forest->owners, (size_t)forest->n_owners + 1, capacity, sizeof *forest->owners))
+        return false;
+    forest->owners[forest->n_owners++] = (struct owner){state, block};
+    return true;
+}
+
+/* Finds the blocks of state s. False: no memory. */
+static bool find_owners(struct butler_library *library, struct forest *forest, size_t *capacity, int s)
+{
+    const struct butler_library_file *files = forest->files, *state = &files[s];
+    struct butler_block_file tokens, block;
+    const int before = forest->n_owners;
+    bool good = true;
+    if (!butler_library_open_block(library, state, &tokens))
+        return true;
+    for (int i = 0; i < forest->n && good; i++) {
+        if (strcmp(files[i].kind, state->kind) != 0 || !butler_block_same(&files[i].parent, &state->parent) ||
+            !butler_library_open_block(library, &files[i], &block))
+            continue;
+        const int n = tokens.header.n;
+        if (block.header.n >= n && memcmp(block.tokens, tokens.tokens, (size_t)n * sizeof *tokens.tokens) == 0)
+            good = add_owner(forest, capacity, s, i);
+        butler_block_close(&block);
+    }
+    const struct butler_library_file *before_it = block_of(forest, state->kind, &state->parent);
+    if (forest->n_owners == before && good && before_it)
+        good = add_owner(forest, capacity, s, (int)(before_it - files));
+    butler_block_close(&tokens);
+    return good;
+}
+
+/* As forest_make, and finds whose the states are. */
+static int forest_make_all(struct butler_library *library, struct forest *forest, struct butler_error *err)
+{
+    size_t capacity = 0;
+    const int code = forest_make(library, forest, err);
+    for (int s = forest->n; code == 0 && s < forest->n + forest->n_states; s++)
+        if (!find_owners(library, forest, &capacity, s)) {
+            forest_free(forest);
+            return butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory to list it", library->folder);
+        }
+    return code;
+}
+
+/* Texts that have state s. */
+static int n_texts_of(const struct forest *forest, int s)
+{
+    int n = 0;
+    for (int i = 0; i < forest->n_owners; i++)
+        n += forest->owners[i].state == s ? forest->n_texts[forest->owners[i].block] : 0;
+    return n;
 }
 
 static bool is_text(const struct forest *forest, int i)
@@ -99,6 +170,13 @@ static bool describe(struct butler_library *library, const struct forest *forest
     for (int at = i, depth = 0; at >= 0 && depth <= forest->n; first = at, at = forest->parents[at], depth++) {
         entry->bytes += forest->files[at].bytes;
         entry->shared += forest->n_texts[at] > 1 ? forest->files[at].bytes : 0;
+        for (int o = 0; o < forest->n_owners; o++) {
+            const int s = forest->owners[o].state;
+            if (forest->owners[o].block != at)
+                continue;
+            entry->bytes += forest->files[s].bytes;
+            entry->shared += n_texts_of(forest, s) > 1 ? forest->files[s].bytes : 0;
+        }
     }
     if (!butler_library_open_block(library, &forest->files[first], &block))
         return false;
@@ -120,7 +198,7 @@ int butler_library_list(struct butler_library *library, butler_library_entry_fn 
     int n = 0;
     if (BUTLER_IS_NULL(library, err) || BUTLER_IS_NULL(fn, err))
         return BUTLER_ERROR_ARGUMENT;
-    const int code = forest_make(library, &forest, err);
+    const int code = forest_make_all(library, &forest, err);
     if (code < 0)
         return code;
     struct butler_library_entry *entries = butler_alloc((size_t)(forest.n + 1) * sizeof *entries, err);
@@ -145,13 +223,6 @@ static bool is_named(const struct forest *forest, int i, const char *id)
     return is_text(forest, i) && (!id || strncmp(text, id, strlen(id)) == 0);
 }
 
-/* Whether a state is of tokens that end in the block, or where it ends. */
-static bool is_state_of(const struct butler_library_file *state, const struct butler_library_file *block)
-{
-    return strcmp(state->kind, block->kind) == 0 &&
-           (butler_block_same(&state->parent, &block->parent) || butler_block_same(&state->parent, &block->id));
-}
-
 static void remove_file(struct butler_library *library, const struct butler_library_file *file)
 {
     char *path = butler_library_path(library, file->kind, file->name);
@@ -164,12 +235,11 @@ static void remove_file(struct butler_library *library, const struct butler_libr
 static void remove_text(struct butler_library *library, struct forest *forest, int i)
 {
     for (int at = i, depth = 0; at >= 0 && depth <= forest->n; at = forest->parents[at], depth++) {
-        if (--forest->n_texts[at] > 0)
-            continue;
-        remove_file(library, &forest->files[at]);
-        for (int s = forest->n; s < forest->n + forest->n_states; s++)
-            if (is_state_of(&forest->files[s], &forest->files[at]))
-                remove_file(library, &forest->files[s]);
+        if (--forest->n_texts[at] == 0)
+            remove_file(library, &forest->files[at]);
+        for (int o = 0; o < forest->n_owners; o++)
+            if (forest->owners[o].block == at && n_texts_of(forest, forest->owners[o].state) == 0)
+                remove_file(library, &forest->files[forest->owners[o].state]);
     }
 }
 
@@ -179,7 +249,7 @@ int butler_library_remove(struct butler_library *library, const char *id, struct
     int n = 0;
     if (BUTLER_IS_NULL(library, err))
         return BUTLER_ERROR_ARGUMENT;
-    const int code = forest_make(library, &forest, err);
+    const int code = forest_make_all(library, &forest, err);
     if (code < 0)
         return code;
     for (int i = 0; i < forest.n; i++)
@@ -187,6 +257,8 @@ int butler_library_remove(struct butler_library *library, const char *id, struct
             remove_text(library, &forest, i);
             n++;
         }
+    for (int s = forest.n; !id && s < forest.n + forest.n_states; s++) /* of texts whose rows are gone, too */
+        remove_file(library, &forest.files[s]);
     forest_free(&forest);
     if (id && n == 0)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: has no text '%s'", library->folder, id);
@@ -209,7 +281,22 @@ static bool check_rows(struct butler_library *library, const struct butler_libra
     return code == 0;
 }
 
-/* Removes what cannot be reached any more: each round takes the blocks behind what the one before took. */
+/* Removes a file if it begins behind what is gone. */
+static int remove_behind(struct butler_library *library, const struct butler_library_file *file)
+{
+    struct butler_block_file block;
+    if (!butler_library_open_block(library, file, &block))
+        return 0;
+    const bool behind = block.header.first > 0;
+    if (behind) {
+        butler_library_say(library, "%s: what stands before it is gone; it is removed", block.path);
+        butler_library_unlink(library, block.path, block.bytes);
+    }
+    butler_block_close(&block);
+    return behind;
+}
+
+/* Removes what cannot be reached any more: each round takes the files behind what the one before took. */
 static int remove_broken(struct butler_library *library, struct butler_error *err)
 {
     struct forest forest;
@@ -219,17 +306,9 @@ static int remove_broken(struct butler_library *library, struct butler_error *er
         if (code < 0)
             return code;
         n_round = 0;
-        for (int i = 0; i < forest.n; i++) {
-            struct butler_block_file block;
-            if (forest.parents[i] >= 0 || !butler_library_open_block(library, &forest.files[i], &block))
-                continue;
-            if (block.header.first > 0) {
-                butler_library_say(library, "%s: what stands before it is gone; it is removed", block.path);
-                butler_library_unlink(library, block.path, block.bytes);
-                n_round++;
-            }
-            butler_block_close(&block);
-        }
+        for (int i = 0; i < forest.n + forest.n_states; i++)
+            if (!block_of(&forest, forest.files[i].kind, &forest.files[i].parent))
+                n_round += remove_behind(library, &forest.files[i]);
         forest_free(&forest);
         n += n_round;
     } while (n_round > 0);
@@ -290,7 +369,7 @@ int butler_library_export(struct butler_library *library, const char *id, struct
     int n = 0, found = -1, n_found = 0;
     if (BUTLER_IS_NULL(library, err) || BUTLER_IS_NULL(id, err) || BUTLER_IS_NULL(to, err))
         return BUTLER_ERROR_ARGUMENT;
-    int code = forest_make(library, &forest, err);
+    int code = forest_make_all(library, &forest, err);
     if (code < 0)
         return code;
     for (int i = 0; i < forest.n; i++)
@@ -304,10 +383,9 @@ int butler_library_export(struct butler_library *library, const char *id, struct
     for (int at = found, depth = 0; code == 0 && at >= 0 && depth <= forest.n; at = forest.parents[at], depth++) {
         code = copy_block(library, &forest.files[at], to, err);
         n++;
-        for (int s = forest.n; s < forest.n + forest.n_states && code == 0; s++)
-            if (butler_block_same(&forest.files[s].parent, &forest.files[at].parent) &&
-                strcmp(forest.files[s].kind, forest.files[at].kind) == 0) {
-                code = copy_block(library, &forest.files[s], to, err);
+        for (int o = 0; o < forest.n_owners && code == 0; o++)
+            if (forest.owners[o].block == at) {
+                code = copy_block(library, &forest.files[forest.owners[o].state], to, err);
                 n++;
             }
     }
