@@ -1,8 +1,8 @@
 #!/bin/sh
-# Decode steps on a device, as a Markdown table with its name: bench/gpu.sh MODEL.gguf [opencl:0 [DEPTH...]]. Nothing is fetched. A row
+# Decode steps on a device, as a Markdown table with its name: bench/gpu.sh MODEL.gguf [cuda:0|opencl:0 [DEPTH...]]. Nothing is fetched. A row
 # that does not end within a minute says so, so that all takes less than 8 minutes.
 set -eu
-model=${1:?bench/gpu.sh MODEL.gguf [opencl:0 [DEPTH...]]}
+model=${1:?bench/gpu.sh MODEL.gguf [cuda:0|opencl:0 [DEPTH...]]}
 device=${2:-opencl:0}
 shift $(($# < 2 ? $# : 2))
 cd "$(dirname "$0")/.."

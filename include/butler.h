@@ -139,18 +139,21 @@ struct butler_engine_params {
      * values of one layer together. What a session computes does not depend on it. 0: all are in memory. */
     uint64_t kv_ram;
     const char *kv_folder;
-    /* "cpu" or NULL; "opencl:N": device N of butler_device_describe; "auto": the first of those that is a GPU, or where there is
-     * none, or it does not start, the CPU: *err then says why, with code 0. A device runs the policies full, quest, tinyserve and
-     * oracle; others are BUTLER_ERROR_UNSUPPORTED when a session is made, as are weights without a kernel when the engine is. */
+    /* "cpu" or NULL; "cuda:N" or "opencl:N", which butler_device_describe lists; "auto": the first GPU of CUDA that starts, else of
+     * OpenCL, else the CPU: *err then says why a better one is not used, with code 0. A device runs the policies full, quest,
+     * tinyserve and oracle; others are BUTLER_ERROR_UNSUPPORTED when a session is made, as are weights without a kernel when the
+     * engine is. */
     const char *device;
 };
 
-/* Device opencl:i. False: there is none, or no OpenCL driver (libOpenCL.so.1, which is opened here). */
+/* Device i of this machine: those of CUDA (libcuda.so.1), then those of OpenCL (libOpenCL.so.1); the drivers are opened here.
+ * False: there are no more. A GPU may be there twice, once by each driver. */
 struct butler_device_info {
     size_t struct_size;
     char name[160], driver[64];
     uint64_t memory; /* bytes */
     bool is_gpu;
+    char device[16]; /* "cuda:0", for butler_engine_params */
 };
 bool butler_device_describe(int i, struct butler_device_info *info);
 
@@ -162,7 +165,7 @@ struct butler_model *butler_engine_model(const struct butler_engine *engine);
 
 struct butler_engine_info {
     size_t struct_size;
-    const char *device; /* "cpu" or "opencl" */
+    const char *device; /* "cpu", "cuda" or "opencl" */
     const char *isa;    /* kernels in use; the name of another device */
     int n_threads, n_block;
     uint64_t kv_memory;                   /* bytes of KV pages in use: a page that several sessions share counts once */

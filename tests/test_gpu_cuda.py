@@ -1,16 +1,21 @@
-"""The kernels of src/gpu compile for NVIDIA's GPUs, by their compiler and without a GPU. Skipped where there is no NVRTC."""
+"""The kernels of src/gpu compile for NVIDIA's GPUs, by their compiler and without a GPU, and have the parameters that the host code
+gives them; skipped where there is no NVRTC. The command on the stand-ins for CUDA's libraries that test_cuda is built with."""
 import importlib.util
+import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cli import ROOT
+from cli import FAILED, GQA, PROMPT, ROOT, butler
 
 spec = importlib.util.spec_from_file_location("gpu_kernels", ROOT / "tools/ci/gpu_kernels.py")
 gpu_kernels = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(gpu_kernels)
 
 ARCHITECTURES = ["sm_80", "sm_90"]
+FAKE = ROOT / "build/tests/fake_cuda"
+needs_fake = pytest.mark.skipif(not (FAKE / "libcuda.so.1").exists(), reason="make tests builds the stand-ins for CUDA's libraries")
 MOST_SHARED = 48 << 10  # bytes that a group has without asking for more
 
 
@@ -23,18 +28,31 @@ def nvrtc():
 
 
 @pytest.fixture(scope="module")
-def logs(nvrtc):
+def compiled(nvrtc):
+    """(log, cubin) of each architecture."""
     with ThreadPoolExecutor() as threads:
         return dict(zip(ARCHITECTURES, threads.map(lambda architecture: gpu_kernels.compile_kernels(nvrtc, architecture), ARCHITECTURES)))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_kernels_compile(logs, architecture):
-    found = gpu_kernels.needs(logs[architecture])
+def test_kernels_compile(compiled, architecture):
+    found = gpu_kernels.needs(compiled[architecture][0])
     assert sorted(found) == sorted(gpu_kernels.kernel_names())
     for name, (registers, shared, spilled) in found.items():
         assert spilled == 0, f"{name} spills {spilled} bytes"
         assert 0 < registers <= 255 and shared <= MOST_SHARED, name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_parameters(compiled, architecture):
+    """Of the compiled kernels, against what gpu.h says that they are given: a buffer is an address and an offset."""
+    header = (ROOT / "src/gpu/gpu.h").read_text()
+    rows, = re.findall(r'#define GPU_ROWS "(\w+)"', header)
+    expected = {}
+    for name, formats in re.findall(r'each\((\w+), ([^)]+)\)', re.search(r"#define GPU_KERNELS(?:.*\\\n)+.*", header)[0]):
+        letters = re.sub(r'[" ]', "", formats.replace("GPU_ROWS", rows))
+        expected[name] = [size for letter in letters for size in {"b": [8, 8], "l": [8], "i": [4], "f": [4]}[letter]]
+    assert gpu_kernels.parameters(compiled[architecture][1]) == expected
 
 
 def test_what_does_not_compile(nvrtc):
@@ -52,5 +70,33 @@ def test_spills_are_seen(nvrtc):
         #pragma unroll
         for (int i = 0; i < 128; i++) x[i * 1024 + threadIdx.x] = v[i] * v[127 - i];
     }"""
-    registers, _, spilled = gpu_kernels.needs(gpu_kernels.compile_kernels(nvrtc, "sm_80", text))["f"]
+    registers, _, spilled = gpu_kernels.needs(gpu_kernels.compile_kernels(nvrtc, "sm_80", text)[0])["f"]
     assert registers <= 32 and spilled > 0
+
+
+def on_fake(*args, first=(), expect=0, **env):
+    """The command where the stand-ins are the machine's CUDA; first: folders of libraries that are used instead."""
+    path = os.pathsep.join(map(str, [*first, FAKE]))
+    return butler(*args, expect=expect, env={**os.environ, "LD_LIBRARY_PATH": path, **env})
+
+
+@needs_fake
+def test_command():
+    """The same text as on the CPU."""
+    args = ["run", "-m", GQA, "-p", "It was", "-n", 2, "--temp", 0, "--kv", "tinyserve:budget=16"]
+    assert on_fake(*args, "--device", "cuda:0").stdout == butler(*args).stdout
+    assert re.search(r"^device +cuda:0: fake, ", on_fake("info", "-m", GQA, "--device", "auto").stdout, re.M)
+
+
+@needs_fake
+def test_auto_says_why():
+    result = on_fake("run", "-m", GQA, "-p", PROMPT, "-n", 1, "--device", "auto", FAKE_CUDA_VERSION="11040")
+    assert re.search(r"note: --device auto: runs on \w.*: device cuda:0: the CUDA driver is too old: it is of CUDA 11\.4", result.stderr)
+
+
+@needs_fake
+def test_nvrtc_of_nvidia(nvrtc, tmp_path):
+    """The host code calls NVIDIA's compiler, which names an architecture that it does not know."""
+    (tmp_path / "libnvrtc.so.12").symlink_to(nvrtc._name)
+    result = on_fake("run", "-m", GQA, "-p", PROMPT, "--device", "cuda:0", first=[tmp_path], expect=FAILED, FAKE_CUDA_CAPABILITY="10")
+    assert re.search(r"device cuda:0 \(fake\): NVRTC does not compile the kernels \(NVRTC_ERROR_INVALID_OPTION\) .*architecture", result.stderr)

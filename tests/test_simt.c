@@ -1,13 +1,12 @@
-/* The kernels of src/gpu as plain C, and the host's side of them, against the CPU: what sanitizers say of both, barriers, and what
- * comes of a driver that fails. */
+/* The OpenCL host code, and kernels of src/gpu as plain C, for sanitizers; and what comes of a driver that fails. test_cuda.c has
+ * the same kernels against the CPU. */
 #define GPU_DRIVER butler_gpu_opencl
 #define GPU_DEVICE "opencl"
-#define GPU_FEW 1
+#define GPU_FEW 2
 #include "gpu_tests.h"
 
+#include "gpu/cuda_api.h"
 #include "simt_opencl.h"
-
-static const char *const model = "models/llama-gqa.gguf";
 
 /* The next engine's driver: without faults. */
 static void begin_faults(void)
@@ -26,35 +25,15 @@ static void end_faults(void)
     butler_opencl_use(&simt_opencl);
 }
 
-/* opencl:0 is refused by an error that says so; auto takes the CPU, says the same, and works. */
-static void refused(enum butler_code code, const char *says, const char *auto_says)
-{
-    struct butler_error err = {0};
-    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
-    assert_null(engine_on(model, "opencl:0", 0, &err));
-    if (err.code != (int)code || !strstr(err.message, says))
-        fail_msg("%d %s", err.code, err.message);
-    err = (struct butler_error){0};
-    struct butler_engine *engine = engine_on(model, "auto", 0, &err);
-    if (!engine || err.code != 0 || !strstr(err.message, auto_says))
-        fail_msg("auto: %d %s", err.code, err.message);
-    butler_engine_get_info(engine, &info);
-    assert_string_equal(info.device, "cpu");
-    struct butler_session *session = session_on(engine, "full", BUTLER_KV_F16);
-    read_prompt(session, 5);
-    butler_session_free(session);
-    free_engine(engine);
-}
-
 static void test_no_driver(void **state)
 {
     (void)state;
     begin_faults();
     butler_opencl_use(&(struct butler_opencl){0});
-    refused(BUTLER_ERROR_UNSUPPORTED, "there is no OpenCL driver", "no device of OpenCL here is a GPU");
+    refused(BUTLER_ERROR_UNSUPPORTED, "there is no OpenCL driver", "no device of CUDA or OpenCL here is a GPU");
     butler_opencl_use(&simt_opencl);
     simt_driver.n_devices = 0;
-    refused(BUTLER_ERROR_UNSUPPORTED, "OpenCL has no such device", "no device of OpenCL here is a GPU");
+    refused(BUTLER_ERROR_UNSUPPORTED, "OpenCL has no such device", "no device of CUDA or OpenCL here is a GPU");
     end_faults();
 }
 
@@ -74,7 +53,7 @@ static void test_auto(void **state)
     struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     (void)state;
     begin_faults();
-    struct butler_engine *engine = engine_on(model, "auto", 0, &err);
+    struct butler_engine *engine = engine_on(usual_model, "auto", 0, &err);
     butler_engine_get_info(engine, &info);
     assert_string_equal(info.device, "opencl");
     assert_string_equal(err.message, "");
@@ -97,7 +76,7 @@ static void test_out_of_memory(void **state)
         const int32_t ids[] = {1, 2, 3};
         const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .n_ctx = 64, .policy = "quest:dense=0"};
         simt_driver.memory = memory;
-        struct butler_engine *engine = engine_on(model, "opencl:0", 8, &err);
+        struct butler_engine *engine = engine_on(usual_model, "opencl:0", 8, &err);
         struct butler_session *session = engine ? butler_session_new(engine, &params, &err) : NULL;
         works = session && butler_prefill(session, ids, 3, NULL, NULL, &err) == 0;
         if (!works && (err.code != BUTLER_ERROR_MEMORY || !strstr(err.message, "memory")))
@@ -120,7 +99,7 @@ static void test_lost(void **state)
     for (int launches = 0, works = 0; !works; launches += 7) {
         struct butler_error err = {0};
         const int32_t ids[] = {1, 2, 3};
-        struct butler_engine *engine = engine_on(model, "opencl:0", 8, &err);
+        struct butler_engine *engine = engine_on(usual_model, "opencl:0", 8, &err);
         struct butler_session *session = session_on(engine, "tinyserve:budget=16", BUTLER_KV_F16);
         simt_driver.launches_left = launches;
         works = butler_prefill(session, ids, 3, NULL, NULL, &err) == 0 && butler_step(session, 4, &err) == 0;
@@ -147,6 +126,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_driver), cmocka_unit_test(test_does_not_compile),
                                        cmocka_unit_test(test_auto), cmocka_unit_test(test_out_of_memory),
                                        cmocka_unit_test(test_lost)};
+    butler_cuda_hide(true, true);
     butler_opencl_use(SIMT_CALLS ? &simt_opencl : &(struct butler_opencl){0});
     const int failed = run_gpu_tests() + cmocka_run_group_tests(tests, NULL, NULL);
     simt_free();

@@ -171,7 +171,7 @@ static void print_devices(void)
     struct butler_device_info info = {BUTLER_INIT(butler_device_info)};
     char memory[32], name[512];
     for (int i = 0; butler_device_describe(i, &info); i++)
-        cmd_printf("device          opencl:%d: %s%s, %s\n", i, cmd_plain(name, sizeof name, info.name, strlen(info.name)),
+        cmd_printf("device          %s: %s%s, %s\n", info.device, cmd_plain(name, sizeof name, info.name, strlen(info.name)),
                    info.is_gpu ? "" : " (not a GPU)", cmd_bytes(memory, sizeof memory, info.memory));
 }
 

@@ -136,6 +136,15 @@ static int prepare(struct cmd_options *options, struct butler_engine *engine)
     return CMD_DONE;
 }
 
+/* What --device auto took, and why nothing better. */
+static void say_device(const struct cmd_options *options, const struct butler_engine *engine, const struct butler_error *why)
+{
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
+    butler_engine_get_info(engine, &info);
+    const bool cpu = !strcmp(info.device, "cpu");
+    cmd_say(options, "note: --device %s: runs on %s: %s", options->device, cpu ? "the CPU" : info.device, why->message);
+}
+
 struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
 {
     struct butler_error err = {0};
@@ -162,7 +171,7 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
         return NULL;
     }
     if (err.message[0]) /* auto */
-        cmd_say(options, "note: --device %s: runs on the CPU: %s", options->device, err.message);
+        say_device(options, engine, &err);
     *status = prepare(options, engine);
     if (*status == CMD_DONE)
         return engine;

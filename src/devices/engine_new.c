@@ -1,4 +1,5 @@
 /* An engine on a device of this machine, with the built-in metrics and policies: no other file of the library knows all of them. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@
 static const struct {
     const char *name;
     const struct butler_gpu_driver *driver;
-} drivers[] = {{"opencl", &butler_gpu_opencl}};
+} drivers[] = {{"cuda", &butler_gpu_cuda}, {"opencl", &butler_gpu_opencl}};
 
 /* What --device names. */
 struct device {
@@ -24,20 +25,26 @@ struct device {
 bool butler_device_describe(int i, struct butler_device_info *info)
 {
     struct butler_gpu_info gpu;
-    if (!info || !butler_gpu_describe(&butler_gpu_opencl, i, &gpu))
+    if (!info || i < 0)
         return false;
-    struct butler_device_info own = {.memory = gpu.memory, .is_gpu = gpu.is_gpu};
-    memcpy(own.name, gpu.name, sizeof own.name);
-    memcpy(own.driver, gpu.driver, sizeof own.driver);
-    butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_device_info, is_gpu));
-    return true;
+    for (size_t d = 0; d < BUTLER_COUNT(drivers); d++)
+        for (int index = 0; butler_gpu_describe(drivers[d].driver, index, &gpu, NULL); index++)
+            if (i-- == 0) {
+                struct butler_device_info own = {.memory = gpu.memory, .is_gpu = gpu.is_gpu};
+                memcpy(own.name, gpu.name, sizeof own.name);
+                memcpy(own.driver, gpu.driver, sizeof own.driver);
+                snprintf(own.device, sizeof own.device, "%s:%d", drivers[d].name, index);
+                butler_give_struct(info, &own, sizeof own, BUTLER_END_OF(butler_device_info, device));
+                return true;
+            }
+    return false;
 }
 
-/* The first device of a driver that is a GPU. False: it has none. */
-static bool first_gpu(const struct butler_gpu_driver *driver, struct device *device)
+/* The first device of a driver that is a GPU. False: it has none; *err says why, as butler_gpu_describe does. */
+static bool first_gpu(const struct butler_gpu_driver *driver, struct device *device, struct butler_error *err)
 {
     struct butler_gpu_info info;
-    for (int i = 0; butler_gpu_describe(driver, i, &info); i++)
+    for (int i = 0; butler_gpu_describe(driver, i, &info, err); i++)
         if (info.is_gpu) {
             *device = (struct device){driver, i};
             return true;
@@ -89,23 +96,26 @@ static struct butler_engine *make_engine(struct butler_model *model, const struc
     return butler_engine_new_on(model, params, &butler_builtin, pool, backend, err);
 }
 
-/* The first GPU that starts, else the CPU: *err then says why the first does not, with code 0. */
+/* The first GPU that starts, else the CPU: *err then says why not the first one there is, with code 0. */
 static struct butler_engine *make_engine_auto(struct butler_model *model, const struct butler_engine_params *params,
                                               struct butler_error *err)
 {
     struct butler_error why = {0};
     struct butler_engine *engine = NULL;
     struct device device;
-    bool found = false;
-    for (size_t i = 0; i < BUTLER_COUNT(drivers) && !engine; i++)
-        if (first_gpu(drivers[i].driver, &device)) {
-            engine = make_engine(model, params, device, found ? NULL : &why);
-            found = true;
-        }
-    if (!found)
-        butler_fail(&why, 0, "no device of OpenCL here is a GPU");
-    if (!engine)
+    for (size_t i = 0; i < BUTLER_COUNT(drivers) && !engine; i++) {
+        struct butler_error own = {0};
+        if (first_gpu(drivers[i].driver, &device, &own))
+            engine = make_engine(model, params, device, &own);
+        else if (own.code == BUTLER_ERROR_UNSUPPORTED) /* no driver or no device: nothing to mention */
+            continue;
+        why = why.message[0] ? why : own;
+    }
+    if (!engine) {
+        if (!why.message[0])
+            butler_fail(&why, 0, "no device of CUDA or OpenCL here is a GPU");
         engine = make_engine(model, params, (struct device){0}, err);
+    }
     if (engine && err && why.message[0]) {
         *err = why;
         err->code = 0;
@@ -129,7 +139,7 @@ struct butler_engine *butler_engine_new(struct butler_model *model, const struct
     const bool automatic = params->device && !strcmp(params->device, "auto");
     struct device device = {0};
     if (!automatic && !device_of(params->device, &device)) {
-        butler_fail(err, BUTLER_ERROR_ARGUMENT, "device '%s': there are cpu, auto and opencl:N", params->device);
+        butler_fail(err, BUTLER_ERROR_ARGUMENT, "device '%s': there are cpu, auto, cuda:N and opencl:N", params->device);
         return NULL;
     }
     if (params->n_block < 0 || params->n_block > 1 << 16) {

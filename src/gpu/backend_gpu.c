@@ -48,7 +48,7 @@ static void gpu_activate(struct butler_backend *backend, float *up, size_t up_st
                          enum butler_activation kind)
 {
     /* The kernel's kinds: gated ones by their place, relu last. */
-    butler_gpu_launch((struct butler_gpu *)backend, GPU_activate, BUTLER_CEIL_DIV(dim, GPU_THREADS), n, 1, up, gate, (int)up_stride,
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_activate, n, BUTLER_CEIL_DIV(dim, GPU_THREADS), 1, up, gate, (int)up_stride,
                       dim, (int)kind);
 }
 
@@ -88,7 +88,7 @@ static void gpu_scatter_add(struct butler_backend *backend, float *to, const flo
     butler_gpu_reserve_staging(gpu, 2 * bytes);
     butler_gpu_stage(gpu, rows, 0, bytes);
     butler_gpu_stage(gpu, factors, bytes, bytes);
-    butler_gpu_launch(gpu, GPU_scatter_add, BUTLER_CEIL_DIV(dim, GPU_THREADS), n, 1, to, from, GPU_STAGING(gpu), n, dim);
+    butler_gpu_launch(gpu, GPU_scatter_add, n, BUTLER_CEIL_DIV(dim, GPU_THREADS), 1, to, from, GPU_STAGING(gpu), n, dim);
 }
 
 static void gpu_finite_top_k(struct butler_backend *backend, const float *x, int n_rows, int n, int k, struct butler_top *tops)
@@ -123,9 +123,9 @@ static void gpu_destroy(struct butler_backend *backend)
     free(gpu);
 }
 
-bool butler_gpu_describe(const struct butler_gpu_driver *driver, int index, struct butler_gpu_info *info)
+bool butler_gpu_describe(const struct butler_gpu_driver *driver, int index, struct butler_gpu_info *info, struct butler_error *err)
 {
-    return driver->find(index, info, NULL) == 0;
+    return driver->find(index, info, err) == 0;
 }
 
 static int start(struct butler_gpu *gpu, struct butler_error *err)

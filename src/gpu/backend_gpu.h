@@ -11,10 +11,11 @@ struct butler_gpu_info {
 };
 
 struct butler_gpu_driver;
-extern const struct butler_gpu_driver butler_gpu_opencl;
+extern const struct butler_gpu_driver butler_gpu_cuda, butler_gpu_opencl;
 
-/* Device opencl:index, of all OpenCL drivers' in their order. False: there is none. */
-bool butler_gpu_describe(const struct butler_gpu_driver *driver, int index, struct butler_gpu_info *info);
+/* Device cuda:index, or opencl:index of all OpenCL drivers' in their order. False with *err filled (which may be NULL): there is no
+ * driver, or no such device (BUTLER_ERROR_UNSUPPORTED), or a driver of no use (BUTLER_ERROR_IO). */
+bool butler_gpu_describe(const struct butler_gpu_driver *driver, int index, struct butler_gpu_info *info, struct butler_error *err);
 
 /* kernels: the CPU's, for functions of host memory. NULL with *err filled on failure: no driver, no such device, kernels that its
  * driver does not compile. */

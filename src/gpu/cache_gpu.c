@@ -153,7 +153,7 @@ static void attend_rows(const struct layer *l, const float *q, float *out, int n
     const int dim = l->kv->head_dim, n_heads = state->n_heads, n_slices = BUTLER_CEIL_DIV(most, GPU_SLICE);
     const int list_heads = lists ? n_heads / lists->n_lists : l->group, n_q = heads_together(BUTLER_MIN(list_heads, l->group));
     const size_t row = (size_t)n_heads * (size_t)dim, partial = (size_t)n_slices * (size_t)n_heads * (size_t)(dim + 2);
-    const int at_once = (int)BUTLER_MAX(work->block_floats / partial, 1);
+    const int at_once = (int)BUTLER_MIN(BUTLER_MAX(work->block_floats / partial, 1), GPU_MOST_GROUPS);
     for (int first = 0, m; first < n; first += m) {
         const int own = l->n - n + first;
         m = BUTLER_MIN(n - first, at_once);

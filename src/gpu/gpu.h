@@ -43,6 +43,7 @@ extern const struct butler_gpu_kernel_info butler_gpu_kernels[GPU_N_KERNELS];
 
 /* The constants of kernels.cl and cache.cl that the host must know too. */
 enum { GPU_THREADS = 128, GPU_TOKENS = 8, GPU_SLICE = 256, GPU_MOST_HEADS = 8 };
+enum { GPU_MOST_GROUPS = 65535 }; /* of a launch along y and z: CUDA's limit */
 
 /* Addresses [from, from + n_bytes) lie in a buffer. */
 struct butler_gpu_region {
@@ -85,7 +86,7 @@ enum { GPU_MOST_ARGS = 64, GPU_CODE = 80 };
  * code give the driver's, 0 if they worked. Work on a device is done in the order in which it was given. */
 struct butler_gpu_driver {
     const char *name; /* of --device: "opencl" */
-    /* Describes a device; <0 with *err filled (or NULL): there is no driver, or no such device. */
+    /* As butler_gpu_describe; <0 on failure. */
     int (*find)(int index, struct butler_gpu_info *info, struct butler_error *err);
     /* Starts device gpu->index and compiles the kernels: fills in api, device, context, queue, program, kernels. */
     int (*start)(struct butler_gpu *gpu, struct butler_error *err);
@@ -109,8 +110,8 @@ const char *butler_gpu_text(enum butler_gpu_text text, size_t *n_bytes);
 /* Notes the first error. what: an operation's or a kernel's name. */
 void butler_gpu_fail(struct butler_gpu *gpu, const char *what, int code);
 
-/* Runs a kernel over x * y * z groups. Its parameters follow, by its format: b an address or NULL, or GPU_STAGING for the staging
- * buffer; i an int, l a uint64_t, f a double. */
+/* Runs a kernel over x * y * z groups; y and z at most GPU_MOST_GROUPS. Its parameters follow, by its format: b an address or NULL,
+ * or GPU_STAGING for the staging buffer; i an int, l a uint64_t, f a double. */
 #define GPU_STAGING(gpu) ((const void *)(gpu))
 void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, ...);
 

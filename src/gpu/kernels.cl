@@ -243,18 +243,18 @@ static float activated(float x, int kind)
     }
 }
 
-/* up = activation(gate) * up; without gate activation(up). kind: enum butler_activation. Groups: blocks of a row x rows. */
+/* up = activation(gate) * up; without gate activation(up). kind: enum butler_activation. Groups: rows x blocks of a row. */
 KERNEL activate(BUFFER(up), BUFFER(gate), int up_stride, int dim, int kind)
 {
-    const int i = GROUP(0) * THREADS + THREAD;
+    const int i = GROUP(1) * THREADS + THREAD;
     if (i >= dim)
         return;
-    GLOBAL float *u = AT(float, up) + (ulong)GROUP(1) * (ulong)up_stride + (ulong)i;
+    GLOBAL float *u = AT(float, up) + (ulong)GROUP(0) * (ulong)up_stride + (ulong)i;
     if (!GIVEN(gate)) {
         *u = activated(*u, kind);
         return;
     }
-    const float g = AT(float, gate)[(ulong)GROUP(1) * (ulong)dim + (ulong)i];
+    const float g = AT(float, gate)[(ulong)GROUP(0) * (ulong)dim + (ulong)i];
     if (kind == 4) { /* swiglu_clamped */
         const float top = fmin(g, 7.0f);
         *u = (fmax(fmin(*u, 7.0f), -7.0f) + 1) * top / (1 + exp(-1.702f * top));
@@ -280,10 +280,10 @@ KERNEL gather_rows(BUFFER(to), BUFFER(from), BUFFER(rows), int n, int dim)
         AT(float, to)[(ulong)i * (ulong)dim + (ulong)d] = AT(float, from)[(ulong)AT(int, rows)[i] * (ulong)dim + (ulong)d];
 }
 
-/* to[rows[i]] += factors[i] from[i], for i = GROUP(1). rows: int[n], behind them the factors, float[n]. */
+/* to[rows[i]] += factors[i] from[i], for i = GROUP(0). rows: int[n], behind them the factors, float[n]. */
 KERNEL scatter_add(BUFFER(to), BUFFER(from), BUFFER(rows), int n, int dim)
 {
-    const int d = GROUP(0) * THREADS + THREAD, i = GROUP(1);
+    const int d = GROUP(1) * THREADS + THREAD, i = GROUP(0);
     if (d < dim) {
         GLOBAL float *y = AT(float, to) + (ulong)AT(int, rows)[i] * (ulong)dim + (ulong)d;
         *y = fma(AT(float, rows)[n + i], AT(float, from)[(ulong)i * (ulong)dim + (ulong)d], *y);

@@ -9,6 +9,7 @@ BUTLER_NVRTC names. Exit status: 0 all compile and none spills; 1 not so; 77 the
 import ctypes
 import os
 import re
+import struct
 import sys
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def open_nvrtc():
 
 
 def compile_kernels(nvrtc, architecture, text=None):
-    """The compiler's log, which names what each kernel needs. text: instead of the kernels'."""
+    """The compiler's log, which names what each kernel needs, and the cubin. text: instead of the kernels'."""
     def call(name, *args):
         code = getattr(nvrtc, name)(*args)
         if code != 0:
@@ -63,7 +64,7 @@ def compile_kernels(nvrtc, architecture, text=None):
         call("nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*options))
         if not text_of("CUBIN").startswith(b"\x7fELF"):
             raise CompileError("no cubin came")
-        return text_of("ProgramLog").decode()
+        return text_of("ProgramLog").decode(), text_of("CUBIN")
     except CompileError as error:
         raise CompileError(f"{architecture}: {error}\n{text_of('ProgramLog').decode()}") from None
     finally:
@@ -76,13 +77,35 @@ def needs(log):
             for name, stores, loads, registers, shared in USED.findall(log)}
 
 
+def parameters(cubin):
+    """{kernel: bytes of each of its parameters} of a cubin: what its sections .nv.info.KERNEL say (attribute KPARAM_INFO)."""
+    headers, = struct.unpack_from("<Q", cubin, 40)
+    size, n, names = struct.unpack_from("<HHH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, headers + i * size) for i in range(n)]
+    found = {}
+    for name, _, _, _, offset, length in sections:
+        at = sections[names][4] + name
+        name = cubin[at:cubin.index(0, at)].decode()
+        if not name.startswith(".nv.info."):
+            continue
+        sizes, at = {}, offset
+        while at < offset + length:
+            form, attribute, n_bytes = struct.unpack_from("<BBH", cubin, at)
+            if attribute == 0x17:
+                ordinal, flags = struct.unpack_from("<4xH2xI", cubin, at + 4)
+                sizes[ordinal] = flags >> 18
+            at += 4 + (n_bytes if form == 4 else 0)
+        found[name.removeprefix(".nv.info.")] = [sizes[i] for i in range(len(sizes))]
+    return found
+
+
 def main(architectures):
     nvrtc = open_nvrtc()
     if not nvrtc:
         print("there is no NVRTC: ./setup --tests fetches the Python package nvidia-cuda-nvrtc-cu12", file=sys.stderr)
         return 77
     try:
-        found = {architecture: needs(compile_kernels(nvrtc, architecture)) for architecture in architectures}
+        found = {architecture: needs(compile_kernels(nvrtc, architecture)[0]) for architecture in architectures}
     except CompileError as error:
         print(error, file=sys.stderr)
         return 1

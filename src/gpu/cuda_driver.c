@@ -1,0 +1,362 @@
+/* What gpu.h asks of a driver, by CUDA. Work goes to one stream of the device's primary context, which is the calling thread's
+ * current context only while a function of this file runs: a program may use CUDA itself. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/cuda_api.h"
+#include "gpu/gpu.h"
+
+enum { OLDEST = 12 }; /* major version of CUDA: the oldest that the library asks for NVRTC of */
+
+static const struct butler_cuda *cuda_of(const struct butler_gpu *gpu)
+{
+    return gpu->api;
+}
+
+static int device_of(const struct butler_gpu *gpu)
+{
+    return (int)(intptr_t)gpu->device;
+}
+
+/* Buffers are addresses of the device. */
+static uint64_t address_of(const void *buffer, size_t at)
+{
+    return (uint64_t)(uintptr_t)buffer + at;
+}
+
+static bool is_memory(int code)
+{
+    return code == CUDA_OUT_OF_MEMORY;
+}
+
+static void name_code(const void *api, int code, char text[GPU_CODE])
+{
+    const char *name = NULL;
+    if (((const struct butler_cuda *)api)->GetErrorName(code, &name) != 0 || !name)
+        name = "unknown";
+    snprintf(text, GPU_CODE, "CUDA error %d, %s", code, name);
+}
+
+/* -------------------------------------------------------------------------------------------------------- find */
+
+/* The driver, which is new enough and has begun; NULL with *err filled: a driver that is there but of no use is BUTLER_ERROR_IO. */
+static const struct butler_cuda *open_driver(int index, int *version, struct butler_error *err)
+{
+    const char *lacks;
+    char text[GPU_CODE];
+    const struct butler_cuda *cuda = butler_cuda_open(&lacks);
+    int code;
+    if (!cuda && !lacks)
+        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device cuda:%d: there is no CUDA driver (libcuda.so.1)", index);
+    else if (!cuda)
+        butler_fail(err, BUTLER_ERROR_IO, "device cuda:%d: the CUDA driver is too old: it has no %s, CUDA %d.0 is needed", index,
+                    lacks, OLDEST);
+    if (!cuda)
+        return NULL;
+    *version = 0;
+    if ((code = cuda->DriverGetVersion(version)) == 0 && *version < OLDEST * 1000)
+        butler_fail(err, BUTLER_ERROR_IO, "device cuda:%d: the CUDA driver is too old: it is of CUDA %d.%d, %d.0 is needed", index,
+                    *version / 1000, *version % 1000 / 10, OLDEST);
+    else if (code == 0 && (code = cuda->Init(0)) == 0)
+        return cuda;
+    else if (code == CUDA_NO_DEVICE)
+        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device cuda:%d: the CUDA driver has no device here", index);
+    else {
+        name_code(cuda, code, text);
+        butler_fail(err, BUTLER_ERROR_IO, "device cuda:%d: the CUDA driver does not start (%s)", index, text);
+    }
+    return NULL;
+}
+
+static int find(int index, struct butler_gpu_info *info, struct butler_error *err)
+{
+    int version, n = 0, device, code;
+    size_t memory = 0;
+    char text[GPU_CODE];
+    const struct butler_cuda *cuda = open_driver(index, &version, err);
+    if (!cuda)
+        return BUTLER_ERROR_UNSUPPORTED;
+    memset(info, 0, sizeof *info);
+    code = cuda->DeviceGetCount(&n);
+    if (code == 0 && (index < 0 || index >= n))
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device cuda:%d: CUDA has no such device here, but %d", index, n);
+    if (code == 0)
+        code = cuda->DeviceGet(&device, index);
+    if (code == 0)
+        code = cuda->DeviceGetName(info->name, sizeof info->name - 1, device);
+    if (code == 0)
+        code = cuda->DeviceTotalMem_v2(&memory, device);
+    if (code != 0) {
+        name_code(cuda, code, text);
+        return butler_fail(err, BUTLER_ERROR_IO, "device cuda:%d cannot be described (%s)", index, text);
+    }
+    snprintf(info->driver, sizeof info->driver, "CUDA %d.%d", version / 1000, version % 1000 / 10);
+    info->memory = info->most_at_once = memory;
+    info->is_gpu = true;
+    return 0;
+}
+
+/* --------------------------------------------------------------------------------------------------- compilation */
+
+/* The kernels compiled for a compute capability (90: 9.0) by NVRTC of a version: kept for the process, since that takes seconds. */
+struct cubin {
+    struct cubin *next;
+    int capability, major;
+    char bytes[];
+};
+static struct cubin *cubins;
+static pthread_mutex_t cubins_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The dialect and the kernels as one text; NULL: no memory. */
+static char *join_texts(void)
+{
+    static const enum butler_gpu_text which[] = {GPU_TEXT_CUDA, GPU_TEXT_KERNELS, GPU_TEXT_CACHE, GPU_TEXT_FUSED};
+    const char *texts[BUTLER_COUNT(which)];
+    size_t lengths[BUTLER_COUNT(which)], n = 0;
+    for (size_t i = 0; i < BUTLER_COUNT(which); i++) {
+        texts[i] = butler_gpu_text(which[i], &lengths[i]);
+        n += lengths[i];
+    }
+    char *text = malloc(n + 1), *to = text;
+    for (size_t i = 0; text && i < BUTLER_COUNT(which); i++) {
+        memcpy(to, texts[i], lengths[i]);
+        to += lengths[i];
+    }
+    if (text)
+        *to = 0;
+    return text;
+}
+
+/* The log's first line with an error, else its first. */
+static int fail_with_log(const struct butler_gpu *gpu, const struct butler_nvrtc *nvrtc, void *program, int code,
+                         struct butler_error *err)
+{
+    size_t n = 0;
+    char *log = program && nvrtc->GetProgramLogSize(program, &n) == 0 ? calloc(n + 1, 1) : NULL;
+    const char *line = log && nvrtc->GetProgramLog(program, log) == 0 ? log : "";
+    for (const char *each = line; each && *each; each = strchr(each, '\n')) {
+        each += *each == '\n';
+        if (memmem(each, strcspn(each, "\n"), "error", 5)) {
+            line = each;
+            break;
+        }
+    }
+    butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: NVRTC does not compile the kernels (%s) %.*s", gpu->label,
+                nvrtc->GetErrorString(code), (int)BUTLER_MIN(strcspn(line, "\n"), 256), line);
+    free(log);
+    return BUTLER_ERROR_UNSUPPORTED;
+}
+
+/* Not in the list yet. NULL with *err filled on failure. */
+static struct cubin *compile(const struct butler_gpu *gpu, const struct butler_nvrtc *nvrtc, int capability,
+                             struct butler_error *err)
+{
+    char architecture[32], *text = join_texts();
+    const char *options[] = {architecture, "-default-device", "-fmad=false"};
+    struct cubin *cubin = NULL;
+    void *program = NULL;
+    size_t n = 0;
+    snprintf(architecture, sizeof architecture, "-arch=sm_%d", capability);
+    int code = text ? nvrtc->CreateProgram(&program, text, "butler.cu", 0, NULL, NULL) : 0;
+    if (program && code == 0)
+        code = nvrtc->CompileProgram(program, BUTLER_COUNT(options), options);
+    if (program && code == 0)
+        code = nvrtc->GetCUBINSize(program, &n);
+    if (program && code == 0 && (cubin = malloc(sizeof *cubin + n)))
+        code = nvrtc->GetCUBIN(program, cubin->bytes);
+    if (code != 0) {
+        fail_with_log(gpu, nvrtc, program, code, err);
+        free(cubin);
+        cubin = NULL;
+    } else if (!cubin)
+        butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory to compile the kernels", gpu->label);
+    if (program)
+        nvrtc->DestroyProgram(&program);
+    free(text);
+    return cubin;
+}
+
+/* The kernels for the device, compiled at most once; NULL with *err filled on failure. A driver runs what NVRTC of its own or an
+ * older major version makes. */
+static const char *cubin_for(const struct butler_gpu *gpu, int version, int capability, struct butler_error *err)
+{
+    const struct butler_nvrtc *nvrtc = NULL;
+    int major;
+    for (major = version / 1000; major >= OLDEST && !(nvrtc = butler_nvrtc_open(major)); major--)
+        ;
+    if (!nvrtc) {
+        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: there is no compiler for its kernels (libnvrtc.so.%d to .%d)", gpu->label,
+                    OLDEST, version / 1000);
+        return NULL;
+    }
+    pthread_mutex_lock(&cubins_lock);
+    struct cubin *cubin = cubins;
+    while (cubin && (cubin->capability != capability || cubin->major != major))
+        cubin = cubin->next;
+    if (!cubin && (cubin = compile(gpu, nvrtc, capability, err))) {
+        cubin->capability = capability;
+        cubin->major = major;
+        cubin->next = cubins;
+        cubins = cubin;
+    }
+    pthread_mutex_unlock(&cubins_lock);
+    return cubin ? cubin->bytes : NULL;
+}
+
+/* ---------------------------------------------------------------------------------------------- start and stop */
+
+/* Between these two the device's context is the thread's. */
+static int enter(const struct butler_gpu *gpu)
+{
+    return cuda_of(gpu)->CtxPushCurrent_v2(gpu->context);
+}
+
+/* Gives `code`. What popping gives says nothing of the call before it, and a kernel's error comes again with the next call. */
+static int leave(const struct butler_gpu *gpu, int code)
+{
+    void *context;
+    cuda_of(gpu)->CtxPopCurrent_v2(&context);
+    return code;
+}
+
+/* The device's context is current. */
+static int load(struct butler_gpu *gpu, const char *cubin)
+{
+    const struct butler_cuda *cuda = cuda_of(gpu);
+    int code = cuda->StreamCreate(&gpu->queue, CUDA_STREAM_NON_BLOCKING);
+    if (code == 0)
+        code = cuda->ModuleLoadData(&gpu->program, cubin);
+    for (int i = 0; i < GPU_N_KERNELS && code == 0; i++)
+        code = cuda->ModuleGetFunction(&gpu->kernels[i], gpu->program, butler_gpu_kernels[i].name);
+    return code;
+}
+
+static int start(struct butler_gpu *gpu, struct butler_error *err)
+{
+    const char *lacks, *cubin;
+    char text[GPU_CODE];
+    const struct butler_cuda *cuda = butler_cuda_open(&lacks);
+    int version = 0, major = 0, minor = 0, device = 0;
+    gpu->api = cuda;
+    int code = cuda->DriverGetVersion(&version);
+    if (code == 0)
+        code = cuda->DeviceGet(&device, gpu->index);
+    gpu->device = (void *)(intptr_t)device;
+    if (code == 0)
+        code = cuda->DeviceGetAttribute(&major, CUDA_CAPABILITY_MAJOR, device);
+    if (code == 0)
+        code = cuda->DeviceGetAttribute(&minor, CUDA_CAPABILITY_MINOR, device);
+    if (code == 0 && !(cubin = cubin_for(gpu, version, 10 * major + minor, err)))
+        return BUTLER_ERROR_UNSUPPORTED;
+    if (code == 0)
+        code = cuda->DevicePrimaryCtxRetain(&gpu->context, device);
+    if (code == 0)
+        code = enter(gpu);
+    if (code == 0)
+        code = leave(gpu, load(gpu, cubin));
+    if (code == 0)
+        return 0;
+    name_code(cuda, code, text);
+    return butler_fail(err, is_memory(code) ? BUTLER_ERROR_MEMORY : BUTLER_ERROR_IO, "%s does not start: %s (%s)", gpu->label,
+                       is_memory(code) ? "out of memory" : "the driver failed", text);
+}
+
+static void stop(struct butler_gpu *gpu)
+{
+    const struct butler_cuda *cuda = cuda_of(gpu);
+    if (!gpu->context)
+        return;
+    if ((gpu->program || gpu->queue) && enter(gpu) == 0) {
+        if (gpu->program)
+            cuda->ModuleUnload(gpu->program);
+        if (gpu->queue)
+            cuda->StreamDestroy_v2(gpu->queue);
+        leave(gpu, 0);
+    }
+    cuda->DevicePrimaryCtxRelease_v2(device_of(gpu));
+}
+
+/* ------------------------------------------------------------------------------------------- memory and launches */
+
+static int alloc_buffer(struct butler_gpu *gpu, size_t n_bytes, void **buffer)
+{
+    uint64_t address = 0;
+    int code = enter(gpu);
+    if (code == 0)
+        code = leave(gpu, cuda_of(gpu)->MemAlloc_v2(&address, n_bytes));
+    *buffer = (void *)(uintptr_t)address;
+    return code;
+}
+
+static void free_buffer(struct butler_gpu *gpu, void *buffer)
+{
+    if (enter(gpu) != 0)
+        return;
+    cuda_of(gpu)->StreamSynchronize(gpu->queue);
+    cuda_of(gpu)->MemFree_v2(address_of(buffer, 0));
+    leave(gpu, 0);
+}
+
+static int upload(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n)
+{
+    const int code = enter(gpu);
+    return code ? code : leave(gpu, cuda_of(gpu)->MemcpyHtoDAsync_v2(address_of(to, at), host, n, gpu->queue));
+}
+
+static int download(struct butler_gpu *gpu, void *host, void *from, size_t at, size_t n)
+{
+    int code = enter(gpu);
+    if (code != 0)
+        return code;
+    code = cuda_of(gpu)->MemcpyDtoHAsync_v2(host, address_of(from, at), n, gpu->queue);
+    return leave(gpu, code ? code : cuda_of(gpu)->StreamSynchronize(gpu->queue));
+}
+
+static int copy(struct butler_gpu *gpu, void *to, size_t to_at, void *from, size_t from_at, size_t n)
+{
+    const int code = enter(gpu);
+    return code ? code
+                : leave(gpu, cuda_of(gpu)->MemcpyDtoDAsync_v2(address_of(to, to_at), address_of(from, from_at), n, gpu->queue));
+}
+
+static int zero(struct butler_gpu *gpu, void *buffer, size_t at, size_t n)
+{
+    const int code = enter(gpu);
+    return code ? code : leave(gpu, cuda_of(gpu)->MemsetD8Async(address_of(buffer, at), 0, n, gpu->queue));
+}
+
+static int launch(struct butler_gpu *gpu, int kernel, const int groups[3], const struct butler_gpu_arg *args, int n)
+{
+    void *values[GPU_MOST_ARGS]; /* which the driver copies during the call */
+    const int code = enter(gpu);
+    for (int i = 0; i < n; i++)
+        values[i] = (void *)(uintptr_t)&args[i].value;
+    return code ? code
+                : leave(gpu, cuda_of(gpu)->LaunchKernel(gpu->kernels[kernel], (unsigned)groups[0], (unsigned)groups[1],
+                                                        (unsigned)groups[2], GPU_THREADS, 1, 1, 0, gpu->queue, values, NULL));
+}
+
+static int finish(struct butler_gpu *gpu)
+{
+    const int code = enter(gpu);
+    return code ? code : leave(gpu, cuda_of(gpu)->StreamSynchronize(gpu->queue));
+}
+
+const struct butler_gpu_driver butler_gpu_cuda = {
+    .name = "cuda",
+    .find = find,
+    .start = start,
+    .stop = stop,
+    .alloc = alloc_buffer,
+    .free = free_buffer,
+    .upload = upload,
+    .download = download,
+    .copy = copy,
+    .zero = zero,
+    .launch = launch,
+    .finish = finish,
+    .is_memory = is_memory,
+    .name_code = name_code,
+};

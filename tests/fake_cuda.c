@@ -1,0 +1,526 @@
+/* A stand-in for libcuda.so.1, for tests on machines without a GPU: kernels are those of simt.h, in this process. It is as strict
+ * as a driver may be. What a stream is given happens only when somebody waits for it, so that host memory that is used too early
+ * shows; each buffer is an allocation by itself, so that a sanitizer sees its ends, and its first contents are no zeros. A call
+ * that breaks the rules ends the process, or gives the code that a driver gives. */
+#include <pthread.h>
+
+#include "fake_cuda.h"
+#include "gpu/cuda_api.h"
+#include "simt.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define EXPORTED(type, name, parameters) EXPORT type cu##name parameters;
+CUDA_FUNCTIONS(EXPORTED)
+
+extern EXPORT struct fake_cuda fake_cuda;
+struct fake_cuda fake_cuda = {.calls.fail_at = -1, .version = 12040, .n_devices = SIMT_CALLS, .capability = 90, .kernels_left = -1};
+
+enum {
+    INVALID_VALUE = 1,
+    NOT_INITIALIZED = 3,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    LAUNCH_FAILED = 719,
+    MOST_CONTEXTS = 8,
+    MOST_PER_GRID = 65535 /* groups along y and z */
+};
+
+struct buffer {
+    struct buffer *next;
+    size_t n_bytes;
+    unsigned char *bytes;
+};
+
+/* Something that a stream was given to do. */
+struct work {
+    enum { UPLOAD, DOWNLOAD, COPY, FILL, KERNEL_OF } what;
+    void *to;
+    const void *from;
+    size_t n_bytes;
+    int byte, kernel, groups[3];
+    uint64_t ints[SIMT_INTS];
+    float floats[SIMT_FLOATS];
+};
+
+struct module {
+    struct module *next;
+    const unsigned char *image;
+    struct module_function {
+        struct module *module;
+        int kernel;
+    } functions[GPU_N_KERNELS];
+};
+
+static const struct {
+    const char *name, *format;
+} kernel_table[] = {
+#define KERNEL_ROW(name, format) {#name, format},
+    GPU_KERNELS(KERNEL_ROW)};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool initialized, lost;
+static struct buffer *buffers;
+static struct module *modules;
+static struct work *queue; /* [n_queued] */
+static int n_queued, max_queued;
+static int stream_object,
+    context_object; /* there are one device's context and, of each backend, a stream, which are all this one */
+static _Thread_local void *current[MOST_CONTEXTS];
+static _Thread_local int n_current;
+
+static void complain(const char *what, const char *name)
+{
+    fprintf(stderr, "fake_cuda: %s: %s\n", what, name);
+    abort();
+}
+
+#define FAIL(name)                                                                                                                 \
+    if (fake_fails(&fake_cuda.calls, name)) {                                                                                      \
+        lost = lost || fake_cuda.calls.fail_code == LAUNCH_FAILED;                                                                 \
+        return fake_cuda.calls.fail_code;                                                                                          \
+    }
+/* What most functions begin with: a context must be the thread's, and not lost. */
+#define BEGIN(name)                                                                                                                \
+    FAIL(name)                                                                                                                     \
+    if (n_current == 0 || fake_cuda.n_contexts == 0)                                                                               \
+        return INVALID_CONTEXT;                                                                                                    \
+    if (lost)                                                                                                                      \
+        return LAUNCH_FAILED;
+
+/* ------------------------------------------------------------------------------------------- devices, contexts */
+
+/* NVIDIA's NVRTC opens the driver too, and asks it for tables of private functions: there are none. */
+EXPORT int cuGetExportTable(const void **table, const void *id);
+int cuGetExportTable(const void **table, const void *id)
+{
+    (void)table, (void)id;
+    return NOT_FOUND;
+}
+
+int cuInit(unsigned flags)
+{
+    FAIL("Init")
+    (void)flags;
+    initialized = true;
+    return fake_cuda.n_devices > 0 ? 0 : CUDA_NO_DEVICE;
+}
+
+int cuDriverGetVersion(int *version)
+{
+    FAIL("DriverGetVersion")
+    *version = fake_cuda.version;
+    return 0;
+}
+
+int cuGetErrorName(int code, const char **name)
+{
+    static const struct {
+        int code;
+        const char *name;
+    } names[] = {{CUDA_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"}, {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
+                 {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},  {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"},
+                 {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},      {999, "CUDA_ERROR_UNKNOWN"},
+                 {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"}};
+    *name = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].code == code)
+            *name = names[i].name;
+    return *name ? 0 : INVALID_VALUE;
+}
+
+int cuDeviceGetCount(int *n)
+{
+    FAIL("DeviceGetCount")
+    *n = fake_cuda.n_devices;
+    return initialized ? 0 : NOT_INITIALIZED;
+}
+
+int cuDeviceGet(int *device, int index)
+{
+    FAIL("DeviceGet")
+    *device = index;
+    return !initialized ? NOT_INITIALIZED : index < 0 || index >= fake_cuda.n_devices ? INVALID_DEVICE : 0;
+}
+
+int cuDeviceGetName(char *name, int n_bytes, int device)
+{
+    FAIL("DeviceGetName")
+    snprintf(name, (size_t)n_bytes, "fake");
+    return device < fake_cuda.n_devices ? 0 : INVALID_DEVICE;
+}
+
+int cuDeviceTotalMem_v2(size_t *n_bytes, int device)
+{
+    FAIL("DeviceTotalMem")
+    *n_bytes = (size_t)1 << 30;
+    return device < fake_cuda.n_devices ? 0 : INVALID_DEVICE;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    FAIL("DeviceGetAttribute")
+    if (device >= fake_cuda.n_devices || (attribute != CUDA_CAPABILITY_MAJOR && attribute != CUDA_CAPABILITY_MINOR))
+        return INVALID_VALUE;
+    *value = attribute == CUDA_CAPABILITY_MAJOR ? fake_cuda.capability / 10 : fake_cuda.capability % 10;
+    return 0;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    FAIL("DevicePrimaryCtxRetain")
+    *context = &context_object;
+    if (device >= fake_cuda.n_devices)
+        return INVALID_DEVICE;
+    fake_cuda.n_contexts++;
+    return 0;
+}
+
+/* Frees what a context still has when it ends. */
+static void end_context(void)
+{
+    fake_cuda.n_left = fake_cuda.n_buffers + fake_cuda.n_modules + fake_cuda.n_streams;
+    for (struct buffer *buffer = buffers, *next; buffer; buffer = next) {
+        next = buffer->next;
+        free(buffer->bytes);
+        free(buffer);
+    }
+    for (struct module *module = modules, *next; module; module = next) {
+        next = module->next;
+        free(module);
+    }
+    buffers = NULL;
+    modules = NULL;
+    fake_cuda.n_buffers = fake_cuda.n_modules = fake_cuda.n_streams = n_queued = 0;
+    lost = false;
+}
+
+/* The last release ends the context, and a lost one with it. */
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    if (fake_cuda.n_contexts == 0 || device >= fake_cuda.n_devices)
+        complain("a context that nobody retains is released", "cuDevicePrimaryCtxRelease");
+    if (--fake_cuda.n_contexts == 0)
+        end_context();
+    return 0;
+}
+
+int cuCtxPushCurrent_v2(void *context)
+{
+    FAIL("CtxPushCurrent")
+    if (context != &context_object || fake_cuda.n_contexts == 0)
+        return INVALID_CONTEXT;
+    if (n_current == MOST_CONTEXTS)
+        complain("contexts are pushed and not popped", "cuCtxPushCurrent");
+    current[n_current++] = context;
+    return 0;
+}
+
+int cuCtxPopCurrent_v2(void **context)
+{
+    if (n_current == 0)
+        return INVALID_CONTEXT;
+    *context = current[--n_current];
+    FAIL("CtxPopCurrent")
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------ modules */
+
+/* A cubin that NVRTC made has a section with a kernel's name; what fake_nvrtc.c made has all. */
+static bool has_kernel(const unsigned char *image, const char *name)
+{
+    char section[64];
+    uint64_t headers;
+    uint16_t size, n;
+    if (memcmp(image, "\177ELF", 4) != 0)
+        return true;
+    memcpy(&headers, image + 40, sizeof headers); /* of sections, which are at the end: ELF, 64 bits */
+    memcpy(&size, image + 58, sizeof size);
+    memcpy(&n, image + 60, sizeof n);
+    snprintf(section, sizeof section, ".text.%s", name);
+    return memmem(image, headers + (uint64_t)size * n, section, strlen(section) + 1) != NULL;
+}
+
+int cuModuleLoadData(void **object, const void *image)
+{
+    char expected[32];
+    BEGIN("ModuleLoadData")
+    snprintf(expected, sizeof expected, "FAKE_CUBIN sm_%d", fake_cuda.capability);
+    if (memcmp(image, "\177ELF", 4) != 0 && strcmp(image, expected) != 0)
+        return INVALID_IMAGE;
+    struct module *module = calloc(1, sizeof *module);
+    if (!module)
+        return CUDA_OUT_OF_MEMORY;
+    module->image = image;
+    module->next = modules;
+    modules = module;
+    *object = module;
+    fake_cuda.n_modules++;
+    return 0;
+}
+
+int cuModuleUnload(void *object)
+{
+    BEGIN("ModuleUnload")
+    if (n_queued > 0)
+        complain("a module is unloaded that may be at work", "cuModuleUnload");
+    for (struct module **at = &modules; *at; at = &(*at)->next)
+        if (*at == object) {
+            *at = (*at)->next;
+            free(object);
+            fake_cuda.n_modules--;
+            return 0;
+        }
+    return INVALID_HANDLE;
+}
+
+int cuModuleGetFunction(void **function, void *object, const char *name)
+{
+    struct module *module = object;
+    BEGIN("ModuleGetFunction")
+    for (int i = 0; i < GPU_N_KERNELS; i++)
+        if (!strcmp(kernel_table[i].name, name) && has_kernel(module->image, name)) {
+            module->functions[i] = (struct module_function){module, i};
+            *function = &module->functions[i];
+            return 0;
+        }
+    return NOT_FOUND;
+}
+
+/* ------------------------------------------------------------------------------------------------------- streams */
+
+/* One kernel. */
+static void run_kernel(const struct work *work)
+{
+    memcpy(simt.ints, work->ints, sizeof simt.ints);
+    memcpy(simt.floats, work->floats, sizeof simt.floats);
+    simt.call = simt_kernels[work->kernel];
+    for (simt.group[2] = 0; simt.group[2] < work->groups[2]; simt.group[2]++)
+        for (simt.group[1] = 0; simt.group[1] < work->groups[1]; simt.group[1]++)
+            for (simt.group[0] = 0; simt.group[0] < work->groups[0]; simt.group[0]++)
+                simt_group(kernel_table[work->kernel].name);
+}
+
+/* 0, or the code of a kernel that failed: what follows it is not done. */
+static int run_queue(void)
+{
+    for (int i = 0; i < n_queued && !lost; i++) {
+        const struct work *work = &queue[i];
+        if (work->what == FILL)
+            memset(work->to, work->byte, work->n_bytes);
+        else if (work->what != KERNEL_OF)
+            memmove(work->to, work->from, work->n_bytes);
+        else if (fake_cuda.kernels_left == 0)
+            lost = true;
+        else {
+            fake_cuda.kernels_left -= fake_cuda.kernels_left > 0;
+            run_kernel(work);
+        }
+    }
+    n_queued = 0;
+    return lost ? LAUNCH_FAILED : 0;
+}
+
+static int enqueue(const struct work *work, void *stream)
+{
+    if (stream != &stream_object || fake_cuda.n_streams == 0)
+        return INVALID_HANDLE;
+    pthread_mutex_lock(&lock);
+    if (n_queued == max_queued) {
+        max_queued = max_queued ? 2 * max_queued : 64;
+        queue = realloc(queue, (size_t)max_queued * sizeof *queue);
+        if (!queue)
+            abort();
+    }
+    queue[n_queued++] = *work;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+int cuStreamCreate(void **stream, unsigned flags)
+{
+    BEGIN("StreamCreate")
+    *stream = &stream_object;
+    if (flags != CUDA_STREAM_NON_BLOCKING)
+        return INVALID_VALUE;
+    fake_cuda.n_streams++;
+    return 0;
+}
+
+int cuStreamDestroy_v2(void *stream)
+{
+    BEGIN("StreamDestroy")
+    if (stream != &stream_object || n_queued > 0)
+        complain("a stream is destroyed that is none, or at work", "cuStreamDestroy");
+    fake_cuda.n_streams--;
+    return 0;
+}
+
+int cuStreamSynchronize(void *stream)
+{
+    BEGIN("StreamSynchronize")
+    if (stream != &stream_object || fake_cuda.n_streams == 0)
+        return INVALID_HANDLE;
+    pthread_mutex_lock(&lock);
+    const int code = run_queue();
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
+/* -------------------------------------------------------------------------------------------------------- memory */
+
+static uint64_t held(void)
+{
+    uint64_t n = 0;
+    for (const struct buffer *buffer = buffers; buffer; buffer = buffer->next)
+        n += buffer->n_bytes;
+    return n;
+}
+
+int cuMemAlloc_v2(uint64_t *address, size_t n_bytes)
+{
+    BEGIN("MemAlloc")
+    if (n_bytes == 0)
+        return INVALID_VALUE;
+    struct buffer *buffer = malloc(sizeof *buffer);
+    void *bytes = NULL;
+    const bool fits = fake_cuda.memory == 0 || held() + n_bytes <= fake_cuda.memory;
+    if (!fits || !buffer || posix_memalign(&bytes, 256, n_bytes) != 0) {
+        free(buffer);
+        return CUDA_OUT_OF_MEMORY;
+    }
+    memset(bytes, 0xa5, n_bytes); /* NaN as a half, a large number as an index */
+    *buffer = (struct buffer){buffers, n_bytes, bytes};
+    buffers = buffer;
+    fake_cuda.n_buffers++;
+    *address = (uint64_t)(uintptr_t)bytes;
+    return 0;
+}
+
+int cuMemFree_v2(uint64_t address)
+{
+    BEGIN("MemFree")
+    if (n_queued > 0)
+        complain("memory is freed that may be in use", "cuMemFree");
+    for (struct buffer **at = &buffers; *at; at = &(*at)->next)
+        if ((uint64_t)(uintptr_t)(*at)->bytes == address) {
+            struct buffer *buffer = *at;
+            *at = buffer->next;
+            free(buffer->bytes);
+            free(buffer);
+            fake_cuda.n_buffers--;
+            return 0;
+        }
+    complain("memory is freed that is not allocated", "cuMemFree");
+    return INVALID_VALUE;
+}
+
+/* Bytes [address, address + n_bytes) of a buffer; NULL: of none. */
+static void *bytes_at(uint64_t address, size_t n_bytes)
+{
+    for (struct buffer *buffer = buffers; buffer; buffer = buffer->next) {
+        const uint64_t from = (uint64_t)(uintptr_t)buffer->bytes;
+        if (address >= from && address - from <= buffer->n_bytes && n_bytes <= buffer->n_bytes - (address - from))
+            return buffer->bytes + (address - from);
+    }
+    return NULL;
+}
+
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n_bytes, void *stream)
+{
+    const struct work work = {.what = UPLOAD, .to = bytes_at(to, n_bytes), .from = from, .n_bytes = n_bytes};
+    BEGIN("MemcpyHtoD")
+    return work.to && from ? enqueue(&work, stream) : INVALID_VALUE;
+}
+
+int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n_bytes, void *stream)
+{
+    const struct work work = {.what = DOWNLOAD, .to = to, .from = bytes_at(from, n_bytes), .n_bytes = n_bytes};
+    BEGIN("MemcpyDtoH")
+    return work.from && to ? enqueue(&work, stream) : INVALID_VALUE;
+}
+
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n_bytes, void *stream)
+{
+    const struct work work = {.what = COPY, .to = bytes_at(to, n_bytes), .from = bytes_at(from, n_bytes), .n_bytes = n_bytes};
+    BEGIN("MemcpyDtoD")
+    return work.to && work.from ? enqueue(&work, stream) : INVALID_VALUE;
+}
+
+int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t n_bytes, void *stream)
+{
+    const struct work work = {.what = FILL, .to = bytes_at(to, n_bytes), .byte = byte, .n_bytes = n_bytes};
+    BEGIN("MemsetD8")
+    return work.to ? enqueue(&work, stream) : INVALID_VALUE;
+}
+
+/* ------------------------------------------------------------------------------------------------------- kernels */
+
+/* A buffer's address and an offset in it, or both 0. */
+static bool is_place(uint64_t address, uint64_t offset)
+{
+    const struct buffer *buffer = buffers;
+    while (buffer && (uint64_t)(uintptr_t)buffer->bytes != address)
+        buffer = buffer->next;
+    return buffer ? offset <= buffer->n_bytes : address == 0 && offset == 0;
+}
+
+/* Arguments by the kernel's format. Addresses are those of buffers, or 0, and offsets are inside. */
+static void load_args(struct work *work, void **args)
+{
+    int n_ints = 0, n_floats = 0;
+    for (const char *format = kernel_table[work->kernel].format; *format; format++) {
+        int32_t number;
+        if (*format == 'f') {
+            memcpy(&work->floats[n_floats++], *args++, sizeof(float));
+        } else if (*format == 'i') {
+            memcpy(&number, *args++, sizeof number);
+            work->ints[n_ints++] = (uint64_t)(uint32_t)number;
+        } else if (*format == 'l') {
+            memcpy(&work->ints[n_ints++], *args++, sizeof(uint64_t));
+        } else {
+            uint64_t *both = &work->ints[n_ints];
+            n_ints += 2;
+            memcpy(&both[0], *args++, sizeof(uint64_t));
+            memcpy(&both[1], *args++, sizeof(uint64_t));
+            if (!is_place(both[0], both[1]))
+                complain("a buffer is not allocated, or an offset is behind its end", kernel_table[work->kernel].name);
+        }
+    }
+}
+
+int cuLaunchKernel(void *object, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                   unsigned block_z, unsigned shared_bytes, void *stream, void **args, void **extra)
+{
+    const struct module_function *function = object;
+    struct work work = {.what = KERNEL_OF};
+    BEGIN("LaunchKernel")
+    if (!function || !function->module || extra)
+        return INVALID_HANDLE;
+    if (grid_x - 1 >= INT32_MAX || grid_y - 1 >= MOST_PER_GRID || grid_z - 1 >= MOST_PER_GRID)
+        return INVALID_VALUE;
+    /* As __launch_bounds__ and the static shared memory of the kernels have it: 128 threads, no more shared memory. */
+    if (block_x != THREADS || block_y != 1 || block_z != 1 || shared_bytes != 0)
+        return INVALID_VALUE;
+    work.kernel = function->kernel;
+    memcpy(work.groups, (int[3]){(int)grid_x, (int)grid_y, (int)grid_z}, sizeof work.groups);
+    load_args(&work, args);
+    return enqueue(&work, stream);
+}
+
+/* For tests of the command. */
+__attribute__((constructor)) static void begin(void)
+{
+    const char *capability = getenv("FAKE_CUDA_CAPABILITY"), *version = getenv("FAKE_CUDA_VERSION");
+    fake_cuda.capability = capability ? atoi(capability) : fake_cuda.capability;
+    fake_cuda.version = version ? atoi(version) : fake_cuda.version;
+}
+
+__attribute__((destructor)) static void end(void)
+{
+    simt_free();
+    free(queue);
+}

@@ -1,0 +1,45 @@
+/* How a test steers the stand-ins for libcuda.so.1 (fake_cuda.c) and libnvrtc.so.12 (fake_nvrtc.c), which it finds in them as
+ * fake_cuda and fake_nvrtc. */
+#ifndef FAKE_CUDA_H
+#define FAKE_CUDA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Which call fails, and what was called. */
+struct fake_calls {
+    const char *only; /* functions of this name are counted, without cu or nvrtc; NULL: all */
+    int n;            /* counted so far; a test sets it to 0 */
+    int fail_at;      /* this one of those counted, from 0 on, fails by fail_code; -1: none */
+    int fail_code;
+};
+
+struct fake_cuda {
+    struct fake_calls calls;
+    int version, n_devices, capability;              /* 12040: CUDA 12.4; 90: 9.0 */
+    uint64_t memory;                                 /* bytes that all buffers may have; 0: any number */
+    int kernels_left;                                /* until one fails while it runs, and the context is lost; -1: none does */
+    int n_contexts, n_streams, n_modules, n_buffers; /* that are not released */
+    int n_left;                                      /* of the last three, when the context ended last */
+};
+
+struct fake_nvrtc {
+    struct fake_calls calls;
+    bool does_not_compile;
+    int n_programs, n_compiled; /* not destroyed; since the beginning */
+};
+
+/* True: this call fails. */
+static inline bool fake_fails(struct fake_calls *calls, const char *name)
+{
+    if (calls->only) {
+        const char *a = calls->only, *b = name;
+        for (; *a && *a == *b; a++)
+            b++;
+        if (*a != *b)
+            return false;
+    }
+    return calls->n++ == calls->fail_at;
+}
+
+#endif

@@ -1,0 +1,262 @@
+/* The CUDA host code, and the kernels of src/gpu as plain C, against the CPU, also for sanitizers: on stand-ins for libcuda.so.1
+ * and libnvrtc.so.12 (fake_cuda.c, fake_nvrtc.c), which are opened as a machine's would be. And what comes of calls that fail. */
+#define GPU_DRIVER butler_gpu_cuda
+#define GPU_DEVICE "cuda"
+#define GPU_FEW 1
+#include "gpu_tests.h"
+
+#include <dlfcn.h>
+
+#include "fake_cuda.h"
+#include "gpu/cuda_api.h"
+#include "gpu/opencl_api.h"
+
+static struct fake_cuda *cuda;
+static struct fake_nvrtc *nvrtc;
+
+/* The stand-ins as they are without faults; whatever ended before left nothing behind. */
+static void begin_faults(void)
+{
+    assert_int_equal(cuda->n_contexts + cuda->n_streams + cuda->n_modules + cuda->n_buffers, 0);
+    assert_int_equal(nvrtc->n_programs, 0);
+    assert_int_equal(cuda->n_left, 0);
+    cuda->calls = nvrtc->calls = (struct fake_calls){.fail_at = -1};
+    cuda->version = 12040;
+    cuda->n_devices = 1;
+    cuda->capability = 90;
+    cuda->memory = 0;
+    cuda->kernels_left = -1;
+    nvrtc->does_not_compile = false;
+    butler_cuda_hide(false, false);
+}
+
+static void test_no_driver(void **state)
+{
+    (void)state;
+    begin_faults();
+    butler_cuda_hide(true, false);
+    refused(BUTLER_ERROR_UNSUPPORTED, "cuda:0: there is no CUDA driver (libcuda.so.1)",
+            "no device of CUDA or OpenCL here is a GPU");
+    butler_cuda_hide(false, false);
+    cuda->n_devices = 0;
+    refused(BUTLER_ERROR_UNSUPPORTED, "the CUDA driver has no device here", "no device of CUDA or OpenCL here is a GPU");
+    begin_faults();
+    cuda->version = 11080;
+    refused(BUTLER_ERROR_IO, "too old: it is of CUDA 11.8, 12.0 is needed", "too old: it is of CUDA 11.8, 12.0 is needed");
+    begin_faults();
+}
+
+static void test_compiler(void **state)
+{
+    (void)state;
+    begin_faults();
+    butler_cuda_hide(false, true);
+    refused(BUTLER_ERROR_UNSUPPORTED, "no compiler for its kernels (libnvrtc.so.12", "no compiler for its kernels (libnvrtc.so.12");
+    begin_faults();
+    cuda->capability = 89; /* for which nothing was compiled yet */
+    nvrtc->does_not_compile = true;
+    refused(
+        BUTLER_ERROR_UNSUPPORTED,
+        "device cuda:0 (fake): NVRTC does not compile the kernels (NVRTC_ERROR_COMPILATION) butler.cu(9): error: identifier \"b\"",
+        "NVRTC does not compile the kernels");
+    static const char *const calls[] = {"CreateProgram", "CompileProgram", "GetCUBINSize", "GetCUBIN"};
+    nvrtc->does_not_compile = false;
+    for (int i = 0; i < N(calls); i++) {
+        struct butler_error err = {0};
+        nvrtc->calls = (struct fake_calls){.only = calls[i], .fail_code = 1};
+        assert_null(engine_on(usual_model, "cuda:0", 0, &err));
+        assert_int_equal(nvrtc->calls.n, 1);
+        assert_non_null(strstr(err.message, "NVRTC does not compile"));
+    }
+}
+
+/* The first of two engines may have to compile, the second has not. A device's architecture is compiled for. */
+static void test_auto(void **state)
+{
+    struct butler_error err = {0};
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
+    struct butler_device_info device = {BUTLER_INIT(butler_device_info)};
+    (void)state;
+    begin_faults();
+    const int before = nvrtc->n_compiled;
+    cuda->capability = 86;
+    struct butler_engine *engines[2];
+    for (int i = 0; i < 2; i++)
+        engines[i] = engine_on(usual_model, "auto", 0, &err);
+    assert_int_equal(nvrtc->n_compiled, before + 1);
+    butler_engine_get_info(engines[1], &info);
+    assert_string_equal(info.device, "cuda");
+    assert_string_equal(info.isa, "fake");
+    assert_string_equal(err.message, "");
+    assert_int_equal(cuda->n_contexts, 2);
+    free_engine(engines[0]), free_engine(engines[1]);
+    assert_true(butler_device_describe(0, &device));
+    assert_string_equal(device.device, "cuda:0");
+    assert_string_equal(device.driver, "CUDA 12.4");
+    assert_true(device.is_gpu);
+    assert_false(butler_device_describe(1, &device));
+}
+
+/* An engine, a session, a prompt of 3 tokens and a step, all freed; 0, or *err. *n_work: calls counted until it is freed. */
+static int run_once(const char *model, const char *policy, int *n_work, struct butler_error *err)
+{
+    const int32_t ids[] = {1, 2, 3};
+    const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .n_ctx = 64, .policy = policy};
+    struct butler_engine *engine = engine_of(model, "cuda:0", 8, err);
+    struct butler_session *session = engine ? butler_session_new(engine, &params, err) : NULL;
+    int status = session ? butler_prefill(session, ids, 3, NULL, NULL, err) : -1;
+    if (status == 0)
+        status = butler_step(session, 4, err);
+    *n_work = cuda->calls.n;
+    butler_session_free(session);
+    if (engine)
+        free_engine(engine);
+    return status;
+}
+
+/* However much memory the device has, it is enough, or an error says that it is not. */
+static void test_out_of_memory(void **state)
+{
+    int n_failed = 0, n_work;
+    bool works = false;
+    char path[FIXTURE_PATH];
+    (void)state;
+    begin_faults();
+    fixture_path(path, usual_model);
+    for (uint64_t memory = 1; !works; memory += memory / 2 + (1 << 15)) {
+        struct butler_error err = {0};
+        cuda->memory = memory;
+        works = run_once(path, "quest:dense=0", &n_work, &err) == 0;
+        if (!works && (err.code != BUTLER_ERROR_MEMORY || !strstr(err.message, "memory")))
+            fail_msg("%llu bytes: %d %s", (unsigned long long)memory, err.code, err.message);
+        n_failed += !works;
+        cuda->memory = 0;
+        begin_faults();
+    }
+    assert_true(n_failed > 5);
+}
+
+/* The call `at` of a function fails: so does what was asked for, and the error names the code; but not where it only undoes what
+ * others did. Nothing is left then that could be freed. */
+static void call_fails(const char *model, const char *name, int code, int at, bool undoes)
+{
+    struct butler_error err = {0};
+    char expected[32];
+    int n_work;
+    begin_faults();
+    cuda->calls = (struct fake_calls){.only = name, .fail_at = at, .fail_code = code};
+    const int status = run_once(model, "tinyserve:budget=16", &n_work, &err);
+    snprintf(expected, sizeof expected, "(CUDA error %d, CUDA_ERROR_", code);
+    const bool named = strstr(err.message, expected) && strstr(err.message, "device cuda:0");
+    if (undoes ? status != 0 : status == 0 || !named || (code == 2) != (err.code == BUTLER_ERROR_MEMORY))
+        fail_msg("%s fails for the %d. time: %d %d %s", name, at + 1, status, err.code, err.message);
+    if (undoes || code == 719) /* a lost context frees nothing before its end */
+        cuda->n_left = 0;
+    if (cuda->n_left > 0)
+        fail_msg("%s fails for the %d. time: %d objects are left", name, at + 1, cuda->n_left);
+}
+
+/* Each function of the driver fails: at its first call, and at some later ones. */
+static void test_each_call(void **state)
+{
+    static const struct {
+        const char *name;
+        int code;
+        bool undoes;
+    } calls[] = {{"Init", 999, false},
+                 {"DriverGetVersion", 999, false},
+                 {"DeviceGetCount", 999, false},
+                 {"DeviceGet", 999, false},
+                 {"DeviceGetName", 999, false},
+                 {"DeviceTotalMem", 999, false},
+                 {"DeviceGetAttribute", 999, false},
+                 {"DevicePrimaryCtxRetain", 2, false},
+                 {"CtxPushCurrent", 201, false},
+                 {"ModuleLoadData", 2, false},
+                 {"ModuleGetFunction", 400, false},
+                 {"StreamCreate", 2, false},
+                 {"MemAlloc", 2, false},
+                 {"MemAlloc", 999, false},
+                 {"MemcpyHtoD", 999, false},
+                 {"MemcpyDtoH", 2, false},
+                 {"MemsetD8", 999, false},
+                 {"LaunchKernel", 2, false},
+                 {"LaunchKernel", 999, false},
+                 {"StreamSynchronize", 719, false},
+                 {"CtxPopCurrent", 999, true},
+                 {"MemFree", 999, true},
+                 {"ModuleUnload", 999, true},
+                 {"StreamDestroy", 999, true}};
+    struct tiny tiny = tiny_default;
+    tiny.n_layers = 1;
+    (void)state;
+    const char *path = tiny_path("calls.gguf");
+    tiny_write(path, &tiny);
+    for (int c = 0; c < N(calls); c++) {
+        struct butler_error err = {0};
+        int n_work;
+        begin_faults();
+        cuda->calls.only = calls[c].name;
+        assert_int_equal(run_once(path, "tinyserve:budget=16", &n_work, &err), 0);
+        const int n = calls[c].undoes ? cuda->calls.n : n_work;
+        assert_true(n > 0);
+        for (int at = 0; at < n; at += 1 + at + n / 6)
+            call_fails(path, calls[c].name, calls[c].code, at, calls[c].undoes);
+    }
+    begin_faults();
+}
+
+/* A kernel that fails while it runs, any of a prompt and a step: that pass fails and says so, and so does every later one, until
+ * there is a new engine. */
+static void test_lost(void **state)
+{
+    (void)state;
+    for (int kernels = 0, works = 0; !works; kernels += 7) {
+        struct butler_error err = {0};
+        const int32_t ids[] = {1, 2, 3};
+        begin_faults();
+        struct butler_engine *engine = engine_on(usual_model, "cuda:0", 8, &err);
+        struct butler_session *session = session_on(engine, "tinyserve:budget=16", BUTLER_KV_F16);
+        cuda->kernels_left = kernels;
+        works = butler_prefill(session, ids, 3, NULL, NULL, &err) == 0 && butler_step(session, 4, &err) == 0;
+        if (!works) {
+            if (err.code != BUTLER_ERROR_IO || !strstr(err.message, "lost (CUDA error 719, CUDA_ERROR_LAUNCH_FAILED)"))
+                fail_msg("%d kernels: %d %s", kernels, err.code, err.message);
+            cuda->kernels_left = -1;
+            assert_true(butler_step(session, 4, &err) < 0);
+        }
+        butler_session_free(session);
+        free_engine(engine);
+        assert_int_equal(cuda->n_contexts, 0);
+        assert_true(works || cuda->n_left > 0); /* which a lost context does not free */
+        cuda->n_left = 0;
+    }
+    begin_faults();
+}
+
+/* The variable of a stand-in. */
+static void *find_variable(const char *library, const char *name)
+{
+    void *opened = dlopen(library, RTLD_NOW | RTLD_LOCAL), *found = opened ? dlsym(opened, name) : NULL;
+    if (!found) {
+        fprintf(stderr, "%s is no stand-in: %s\n", library, dlerror());
+        exit(1);
+    }
+    return found;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_driver), cmocka_unit_test(test_compiler),
+                                       cmocka_unit_test(test_auto),      cmocka_unit_test(test_out_of_memory),
+                                       cmocka_unit_test(test_each_call), cmocka_unit_test(test_lost)};
+    cuda = find_variable("libcuda.so.1", "fake_cuda");
+    nvrtc = find_variable("libnvrtc.so.12", "fake_nvrtc");
+    butler_opencl_use(&(struct butler_opencl){0});
+    if (cuda->n_devices == 0) {
+        print_message("skipped: simt.h does not know how functions are called here\n");
+        return 0;
+    }
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return failed + run_gpu_tests();
+}
