@@ -194,12 +194,12 @@ struct butler_attend_span {
     const float *q, *k, *v;          /* [n][n_heads or n_kv_heads][head_dim] */
     float *out;                      /* [n][n_heads][head_dim] */
     int n;
-    int window;      /* a token attends to so many tokens, itself included; INT32_MAX: to all */
+    int window;      /* a token attends to the last `window` tokens, itself included; INT32_MAX: to all */
     bool decode;     /* one token under the policy; else dense, causal attention */
     bool exact;      /* decode: each of the n <= BUTLER_CHECK_ROWS tokens attends to all slots up to its own */
     bool retrieves;  /* decode: over a selection */
     bool selects;    /* retrieves: it is made now; else it is that of an earlier step, and the tokens since */
-    int made_before; /* selects: > 0: it was made together with that of the layer so many before, and is in the session's memory */
+    int made_before; /* selects: > 0: made with the selection of layer - made_before, and is in the session's memory */
     int n_together;  /* selects: how many layers, this one included, select now by the queries that a predictor gave */
     int selected_at; /* retrieves, does not select: position after that of the step whose selection it repeats */
     struct butler_selecting selecting[BUTLER_AHEAD]; /* [n_together], or what is repeated */

@@ -73,7 +73,7 @@ static inline bool butler_block_same(const struct butler_block_id *a, const stru
     return a->high == b->high && a->low == b->low;
 }
 
-/* Whether so many more bytes fit; removes what was used longest ago and is in use by no process. */
+/* Whether `bytes` more fit; removes what was used longest ago and is in use by no process. */
 bool butler_library_make_room(struct butler_library *library, uint64_t bytes);
 /* Removes a block; its size is no longer counted. */
 void butler_library_unlink(struct butler_library *library, const char *path, uint64_t bytes);

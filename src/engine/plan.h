@@ -45,7 +45,7 @@ struct butler_plan {
     enum butler_share share;
     struct butler_reduction reduction;
     bool newest; /* evicts by the tokens' places: nothing is scored, the newest fill the budget */
-    int scan;    /* two stages: pages worth so many budgets are chosen by the bounds of metric->scan; 0: every token is scored */
+    int scan;    /* two stages: pages of scan × budget tokens are chosen by the bounds of metric->scan; 0: every token is scored */
     bool ahead;  /* a layer can select before its newest token is in the cache: the queries are predicted, the newest token is
                     always read, and no other score depends on its score */
     bool fused;  /* a thread scores, selects and attends to a KV head in one pass */

@@ -8,7 +8,7 @@
 
 struct butler_engine;
 
-/* prefill=evict cuts the cache where the text has a multiple of so many tokens, and at the end of the prompt. */
+/* prefill=evict cuts the cache where the text has a multiple of this number of tokens, and at the end of the prompt. */
 enum { BUTLER_PREFILL_CUT = 256 };
 
 struct butler_policy {
@@ -34,9 +34,9 @@ struct butler_policy {
     bool rope_in_cache;                /* rope=cache: keys stored unrotated, rotated by their rank in the cache */
     enum butler_value_norm value_norm; /* vatp: scores are multiplied by this norm of the token's value */
     bool fused;                        /* score, select, gather and attend in one pass (tinyserve) */
-    int scan;                          /* one_bit: scores pages worth so many times the budget, chosen by their bounds; 0: all */
+    int scan;                          /* one_bit: scores pages of scan × budget tokens, chosen by their bounds; 0: all */
     int every;                         /* retrieve: steps from one selection of a layer to its next; 1: each selects */
-    double prompt;                     /* retrieve: blocks of prompts read so many earlier tokens, or this share; 0: all */
+    double prompt;                     /* retrieve: earlier tokens that a block of a prompt reads, or the share of them; 0: all */
     double stop_entropy;               /* nats; < 0: never stops */
     int stop_after;                    /* tokens decoded before the stopping rule looks */
     double prune_ratio;                /* softprune: budget = (1 - ratio) of the length; < 0: off */
@@ -52,7 +52,7 @@ int butler_policy_parse(const struct butler_engine *engine, const char *text, st
  * the predictor that its metric asks for. Fails where the metric's pages have no size. */
 int butler_policy_compile(struct butler_policy *policy, const struct butler_metric_shape *shape, struct butler_error *err);
 
-/* Names a metric may not take: those of keys, of policies and of modifiers. */
+/* Names a metric may not take: names of keys, policies and modifiers. */
 bool butler_policy_is_key(const char *name);
 bool butler_policy_is_name(const struct butler_registry *registry, const char *name);
 

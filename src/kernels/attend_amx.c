@@ -276,7 +276,7 @@ INLINE float *advance_pipeline(const struct butler_attention *attention, struct 
                            keeps ? kept + (half)*2 * N_PAIRS * TILE + i * TILE : NULL);                                            \
         __asm__ volatile("" ::: "memory");                                                                                         \
     } while (0)
-/* Some maxima of item a, last those of the scores that come last. */
+/* Some maxima of item a; the maxima of the last scores come last. */
 #define LOOK(group, half, third)                                                                                                   \
     do {                                                                                                                           \
         const int begin = (third) == 0 ? 0 : (third) == 1 ? (looks + 2) / 3 : (2 * looks + 2) / 3;                                 \

@@ -36,7 +36,7 @@ struct tiles {
     const void *const *keys, *last[TILE_ROWS]; /* the last tile; what does not fill one, its last row repeated */
     int whole, begin, end;                     /* rows in tiles before the last, before the next call's rows, and with these */
     int missing;                               /* rows that the last tile lacks */
-    int dense;                                 /* so many tiles before the one that is prefetched latest, and this one, lie dense */
+    int dense;                                 /* the last `dense` tiles up to the one prefetched latest are contiguous */
 };
 
 /* The tile from row j on; where there is none, the last. */

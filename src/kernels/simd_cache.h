@@ -125,9 +125,9 @@ INLINE struct butler_rows tile_rows(const void *const *list, int n, size_t step,
  * `far` into the second. A row comes whole and rows in order, so that the prefetchers see one stream. */
 struct to_prefetch {
     const void *const *near, *const *far;
-    size_t skip;     /* the rows begin so many bytes further on */
+    size_t skip;     /* added to the address of each row, in bytes */
     int parts, part; /* rows r are prefetched for which r & parts is part; parts: 0 or 1 */
-    int first;       /* of a dense tile: the rows begin so many rows further on */
+    int first;       /* of a dense tile: index of the first row to prefetch */
     bool dense; /* both are tiles that lie dense: keys and values are lines one after the other, of which half are prefetched */
 };
 
@@ -238,8 +238,8 @@ struct tile_scores_at {
 };
 
 /* Scores of q.n queries with rows.n rows, both compile-time constants with q.n rows.n <= VEC, as rows.step is. scales: NULL, or
- * those of Q8_0 rows, [block][TILE_ROWS]; then those in the rows are not read. to_prefetch: as many rows to prefetch meanwhile;
- * with a step, a step of a F16 row, a line itself where a vector is 64 bytes, prefetches a line. */
+ * the scales of Q8_0 rows, [block][TILE_ROWS]; then the scales in the rows are not read. to_prefetch: as many rows to prefetch
+ * meanwhile; with a step, a step of a F16 row, a line itself where a vector is 64 bytes, prefetches a line. */
 INLINE void qk_tile(enum row_type type, struct tile_scores_at s, struct butler_vectors q, struct butler_rows rows,
                     const float *scales, struct to_prefetch to_prefetch, int n)
 {

@@ -183,7 +183,7 @@ INLINE void group_exp(float *p, int heads, int count, float *acc, float *top, fl
 typedef void group_scores_fn(float *p, const void *queries, struct butler_rows rows, const struct to_prefetch *to_prefetch);
 typedef void group_values_fn(float *acc, const float *p, struct butler_rows rows, const struct to_prefetch *to_prefetch);
 
-/* attend of kernels.h for so many heads and channels. queries: as the scores want them. */
+/* attend of kernels.h; the number of heads and of channels is fixed in scores_of and values_of. queries: laid out for scores_of. */
 INLINE void attend_group(enum row_type type, struct butler_attended out, const void *queries, int heads, group_scores_fn *scores_of,
                          group_values_fn *values_of, const struct butler_pairs *pairs, int n)
 {
@@ -220,7 +220,7 @@ INLINE void attend_group(enum row_type type, struct butler_attended out, const v
     }
 }
 
-/* Functions for so many heads and channels, scores and values apart: compilers do badly with all in one. */
+/* Functions for fixed numbers of heads and channels. Scores and values are two functions: in one, compilers spill registers. */
 #define GROUP_SCORES(name, scores, type, heads, n)                                                                                 \
     static __attribute__((noinline)) void name(float *p, const void *q, struct butler_rows rows,                                   \
                                                const struct to_prefetch *to_prefetch)                                              \

@@ -84,7 +84,7 @@ struct butler_arch {
     bool scales_embd;      /* by sqrt(n_embd) */
     bool wide_qk_norm;     /* q_norm and k_norm are over all heads at once */
     bool divides_logits;   /* key logit_scale is a divisor */
-    int wide_scale_layers; /* a model of so many layers scales scores by sqrt(n_heads / n_embd) instead of 1 / sqrt(head_dim) */
+    int wide_scale_layers; /* with this number of layers, scores are scaled by sqrt(n_heads / n_embd), not 1 / sqrt(head_dim) */
 };
 
 /* The tensors outside layers, and those of a layer. */

@@ -55,7 +55,7 @@ enum butler_layer_rope { BUTLER_LAYER_ROTATES, BUTLER_LAYER_ROTATES_LOCAL /* by 
 
 /* x += post_norm(wo attention(attn_norm(x))); x += post_norm(ffn(ffn_norm(x))). Norms whose weight is NULL are left out. */
 struct butler_layer {
-    int window; /* a token attends to so many tokens, itself included; 0: to all */
+    int window; /* a token attends to the last `window` tokens, itself included; 0: to all */
     enum butler_layer_rope rope;
     struct butler_vector attn_norm;
     struct butler_matrix wq, wk, wv, wo;
