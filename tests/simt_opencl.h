@@ -120,8 +120,9 @@ static void *simt_make_kernel(void *program, const char *name, cl_int *code)
 
 static cl_int simt_release_kernel(void *kernel)
 {
+    const cl_int code = simt_release(kernel);
     free(kernel);
-    return simt_release(kernel);
+    return code;
 }
 
 static cl_int simt_set_arg(void *kernel, cl_uint i, size_t size, const void *value)
@@ -154,10 +155,11 @@ static void *simt_make_buffer(void *context, cl_ulong flags, size_t size, void *
 static cl_int simt_release_buffer(void *object)
 {
     struct simt_buffer *buffer = object;
+    const cl_int code = simt_release(object);
     simt_driver.held -= buffer->n_bytes;
     free(buffer->bytes);
     free(buffer);
-    return simt_release(object);
+    return code;
 }
 
 static cl_int simt_finish(void *queue)

@@ -206,14 +206,15 @@ int verdict_write(const struct cmd_options *options, const char *path, const jso
     char part[PATH_MAX + 16];
     snprintf(part, sizeof part, "%s.part", path);
     FILE *file = fopen(part, "w");
+    const bool made = file != NULL;
     bool ok = file && json_dumpf(verdict, file, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 && fputc('\n', file) == '\n' &&
               fflush(file) == 0 && fsync(fileno(file)) == 0;
-    if (file)
+    if (made)
         ok = fclose(file) == 0 && ok;
     if (ok && rename(part, path) == 0)
         return CMD_DONE;
     cmd_say(options, "%s: %s", path, strerror(errno));
-    if (file)
+    if (made)
         unlink(part);
     return CMD_FAILED;
 }

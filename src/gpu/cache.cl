@@ -226,9 +226,12 @@ static void reduce_rows(LOCAL float *shared, GLOBAL float *rows, ulong stride, c
         float max = -INFINITY, sum = 0;
         for (h = 0; h < n_heads; h++)
             max = fmax(max, rows[(ulong)h * stride + (ulong)i] * scale - shift[h]);
-        for (h = 0; h < n_heads && mean; h++)
-            sum += exp(rows[(ulong)h * stride + (ulong)i] * scale - shift[h] - max);
-        rows[i] = mean ? max + log(sum / (float)n_heads) : max;
+        if (mean) { /* PoCL 6.0 with LLVM 18 aborts while it compiles this as one conditional expression */
+            for (h = 0; h < n_heads; h++)
+                sum += exp(rows[(ulong)h * stride + (ulong)i] * scale - shift[h] - max);
+            max += log(sum / (float)n_heads);
+        }
+        rows[i] = max;
     }
     BARRIER();
 }
