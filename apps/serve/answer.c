@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "serve/api_parts.h"
+#include "serve/choice.h"
 
 /* --------------------------------------------------------------------------------------------------- logprobs */
 

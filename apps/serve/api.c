@@ -6,6 +6,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "serve/choice.h"
 #include "serve/page.h"
 
 enum { N_WORKERS = 3 }; /* threads that read bodies */
@@ -60,19 +61,6 @@ json_t *serve_token_name(const struct butler_model *model, int32_t id)
     name = json_stringn(text.bytes, text.n);
     butler_buffer_free(&text);
     return name;
-}
-
-void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct butler_buffer *text)
-{
-    struct butler_utf8 stream = {0};
-    for (int i = 0; i <= n; i++) {
-        size_t n_bytes = 0;
-        const char *bytes = i < n ? butler_token_bytes(model, ids[i], &n_bytes) : NULL;
-        const size_t room = 3 * (n_bytes + 3);
-        serve_text_reserve(text, room);
-        if (bytes || i == n) /* no bytes would flush what is pending */
-            text->n += butler_utf8_push(&stream, bytes, n_bytes, text->bytes + text->n, room);
-    }
 }
 
 /* ------------------------------------------------------------------------------------------------ without a body */

@@ -275,8 +275,6 @@ void serve_reply_error(struct serve_api *api, struct http_exchange *exchange, co
 json_t *serve_error_json(const struct serve_api *api, const struct serve_error *error);
 /* What a token is called: its text, or "bytes:\xe2\x80" where that is no UTF-8, or "token_id:5" where it has none. */
 json_t *serve_token_name(const struct butler_model *model, int32_t id);
-/* Bytes of ids as UTF-8. */
-void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct butler_buffer *text);
 
 /* metrics.c */
 void serve_write_metrics(struct serve_api *api, struct butler_buffer *text);

@@ -9,6 +9,19 @@
 #include <string.h>
 #include <unistd.h>
 
+void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct butler_buffer *text)
+{
+    struct butler_utf8 stream = {0};
+    for (int i = 0; i <= n; i++) {
+        size_t n_bytes = 0;
+        const char *bytes = i < n ? butler_token_bytes(model, ids[i], &n_bytes) : NULL;
+        const size_t room = 3 * (n_bytes + 3);
+        serve_text_reserve(text, room);
+        if (bytes || i == n) /* no bytes would flush what is pending */
+            text->n += butler_utf8_push(&stream, bytes, n_bytes, text->bytes + text->n, room);
+    }
+}
+
 void serve_score_token(const float *logits, int n_vocab, int32_t id, int n_top, struct serve_score *score)
 {
     float max = logits[0];

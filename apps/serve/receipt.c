@@ -47,33 +47,21 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
-/* Its text in UTF-8, without blanks at both ends; NULL: nothing is left, or there is no memory. */
+/* Its text in UTF-8, without blanks at both ends; NULL: nothing is left. */
 static char *text_of(const struct butler_model *model, const struct serve_job *job, const struct passage *passage)
 {
-    struct butler_utf8 stream = {0};
-    char *text = NULL;
-    size_t n = 0, skip = 0;
-    for (int i = passage->first; i <= passage->last; i++) {
-        size_t length = 0;
-        const char *bytes = i < passage->last ? butler_token_bytes(model, job->prompt[i], &length) : NULL;
-        const size_t room = 3 * (length + 4); /* at most what a byte and what is pending become */
-        char *more = realloc(text, n + room + 1);
-        if (!more)
-            break;
-        text = more;
-        n += butler_utf8_push(&stream, bytes, length, text + n, room);
-    }
-    while (skip < n && is_space(text[skip]))
+    struct butler_buffer text = {0};
+    serve_detokenize(model, job->prompt + passage->first, passage->last - passage->first, &text);
+    size_t n = text.n, skip = 0;
+    while (skip < n && is_space(text.bytes[skip]))
         skip++;
-    while (n > skip && is_space(text[n - 1]))
+    while (n > skip && is_space(text.bytes[n - 1]))
         n--;
-    if (n == skip) {
-        free(text);
-        return NULL;
-    }
-    memmove(text, text + skip, n - skip);
-    text[n - skip] = '\0';
-    return text;
+    char *trimmed = n > skip ? serve_alloc(n - skip + 1, 1) : NULL;
+    if (trimmed)
+        memcpy(trimmed, text.bytes + skip, n - skip);
+    butler_buffer_free(&text);
+    return trimmed;
 }
 
 static void find(struct serve_job *job, const struct butler_model *model, const struct butler_session *session)
