@@ -84,6 +84,53 @@ static void attention_of_a_tile(void **state)
     }
 }
 
+/* Records, bit for bit, are those of one query after the other: windows shorter and longer than the tile, weights of all sizes of
+ * which halves have many bits, few or none, slots that only the later queries see. */
+static void pooled_tile(void **state)
+{
+    (void)state;
+    enum { N = 700, QUERIES = 75, SEEN = N - QUERIES + 1, CHUNKS = (N + 63) / 64 };
+    static const int windows[] = {5, 16, 32, 33, 200};
+    static float weights[QUERIES * GROUP][N], factors[CHUNKS][QUERIES * GROUP], all[GROUP][N];
+    uint64_t random = 7;
+    for (int i = 0; i < QUERIES * GROUP * N; i++)
+        weights[i / N][i % N] = ldexpf(butler_random_float(&random), -(int)(butler_random(&random) % 30));
+    for (int i = 0; i < QUERIES * GROUP; i++) {
+        weights[i][i % 64] = 1;
+        weights[i][64 + i % 64] = ldexpf(1 - ldexpf(1, -13 + i % 3), -14); /* next to the least normal half */
+        for (int chunk = 0; chunk < CHUNKS; chunk++)
+            factors[chunk][i] = chunk < 2 ? 1 : butler_random_float(&random);
+    }
+    for (int w = 0; w < BUTLER_COUNT(windows); w++)
+        for (int keys = 64; keys <= 256; keys *= 4)
+            for (int cut = 1; cut <= QUERIES; cut = cut * 2 + 7) {
+                const double values[] = {windows[w], 7, 0};
+                const struct butler_metric *metric = &butler_metric_pooled;
+                struct head single, tiles;
+                head_init(&single, metric, values, BUTLER_KV_F16, NULL);
+                head_init(&tiles, metric, values, BUTLER_KV_F16, NULL);
+                grow(&single, metric, values, N, N, 1);
+                grow(&tiles, metric, values, N, N, 1);
+                for (int t = 0; t < QUERIES; t++) {
+                    for (int h = 0; h < GROUP; h++)
+                        for (int i = 0; i < SEEN + t; i++)
+                            all[h][i] = weights[t * GROUP + h][i] * factors[i / keys][t * GROUP + h];
+                    metric->observe(&shape, values, &single.view, SEEN - 1 + t, all[0], N, SEEN + t);
+                }
+                for (int t = 0, m; t < QUERIES; t += m) {
+                    m = BUTLER_MIN(QUERIES - t, cut);
+                    const struct butler_block_weights block = {
+                        weights[t * GROUP], factors[0] + t * GROUP, N, QUERIES * GROUP, m, SEEN + t, keys};
+                    tiles.view.query_position = SEEN - 1 + t + m - 1;
+                    metric->observe_block(&shape, values, &tiles.view, &block);
+                }
+                if (memcmp(single.view.records, tiles.view.records, N * single.view.record_bytes) != 0)
+                    fail_msg("window %d, %d keys, tiles of %d: other records", windows[w], keys, cut);
+                head_free(&single);
+                head_free(&tiles);
+            }
+}
+
 static void last_query(void **state)
 {
     (void)state;
@@ -216,8 +263,8 @@ static void pooled_over_positions(void **state)
 {
     (void)state;
     /* {slots, length of the text, window, kernel, max}: with slots < length the others were evicted and order is lost */
-    static const int cases[][5] = {
-        {50, 50, 8, 5, 0}, {50, 50, 8, 7, 1}, {40, 5900, 16, 3, 0}, {3000, 5900, 32, 63, 1}, {5, 5, 32, 5, 0}};
+    static const int cases[][5] = {{50, 50, 8, 5, 0},    {50, 50, 8, 7, 1},       {900, 900, 16, 63, 0},
+                                   {40, 5900, 16, 3, 0}, {3000, 5900, 32, 63, 1}, {5, 5, 32, 5, 0}};
     for (int c = 0; c < BUTLER_COUNT(cases); c++) {
         const int n = cases[c][0], length = cases[c][1], window = cases[c][2], kernel = cases[c][3];
         const double values[] = {window, kernel, cases[c][4]};
@@ -256,6 +303,17 @@ static void pooled_over_positions(void **state)
         }
         butler_metric_pooled.score(&shape, values, &head.view,
                                    &(struct butler_score_request){NULL, GROUP, 0, n, out[0], MAX_SLOTS});
+        if (n == length) { /* positions that are written out, and in pieces: the same */
+            static float again[GROUP][MAX_SLOTS];
+            head.view.positions = positions;
+            for (int first = 0, m; first < n; first += m) {
+                m = BUTLER_MIN(n - first, 23);
+                butler_metric_pooled.score(&shape, values, &head.view,
+                                           &(struct butler_score_request){NULL, GROUP, first, m, again[0] + first, MAX_SLOTS});
+            }
+            for (int h = 0; h < GROUP; h++)
+                assert_memory_equal(again[h], out[h], (size_t)n * sizeof(float));
+        }
         for (int h = 0; h < GROUP; h++)
             for (int i = 0; i < n; i++)
                 near(out[h][i], plain_pool(sums[h], length, positions[i], kernel, length - window, cases[c][4]), 1e-5, "pooled", i);
@@ -273,6 +331,7 @@ int main(void)
         cmocka_unit_test(a_window_does_not_drift),
         cmocka_unit_test(a_window_holds_its_queries_in_few_bytes),
         cmocka_unit_test(pooled_over_positions),
+        cmocka_unit_test(pooled_tile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

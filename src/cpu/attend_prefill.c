@@ -20,7 +20,7 @@ enum {
     STRIP = 48,                 /* queries that meet a chunk together: their scores stay in cache */
     ROWS = 1024,                /* most queries of a task, where no weights have to stay */
     KEPT = 128,                 /* most queries of a task where they have to, */
-    KEPT_FLOATS = 1 << 20,      /* if so many floats hold their weights */
+    KEPT_FLOATS = 1 << 21,      /* if so many floats hold their weights */
 };
 
 /* What a task works on, and its scratch. Rows are (token, query head): a token's query heads are neighbours. */
