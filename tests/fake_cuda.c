@@ -215,6 +215,7 @@ int cuCtxPushCurrent_v2(void *context)
     if (n_current == MOST_CONTEXTS)
         complain("contexts are pushed and not popped", "cuCtxPushCurrent");
     current[n_current++] = context;
+    fake_cuda.n_current++;
     return 0;
 }
 
@@ -223,6 +224,7 @@ int cuCtxPopCurrent_v2(void **context)
     if (n_current == 0)
         return INVALID_CONTEXT;
     *context = current[--n_current];
+    fake_cuda.n_current--;
     FAIL("CtxPopCurrent")
     return 0;
 }

@@ -20,6 +20,7 @@ struct fake_cuda {
     uint64_t memory;                                 /* bytes that all buffers may have; 0: any number */
     int kernels_left;                                /* until one fails while it runs, and the context is lost; -1: none does */
     int n_contexts, n_streams, n_modules, n_buffers; /* that are not released */
+    int n_current;                                   /* contexts that threads have pushed and not popped */
     int n_left;                                      /* of the last three, when the context ended last */
 };
 

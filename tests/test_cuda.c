@@ -6,10 +6,11 @@
 #include "gpu_tests.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include "fake_cuda.h"
 #include "gpu/cuda_api.h"
-#include "gpu/opencl_api.h"
+#include "simt_opencl.h"
 
 static struct fake_cuda *cuda;
 static struct fake_nvrtc *nvrtc;
@@ -97,6 +98,33 @@ static void test_auto(void **state)
     assert_false(butler_device_describe(1, &device));
 }
 
+/* Where CUDA does not start auto takes OpenCL, and says why. */
+static void test_auto_falls_back(void **state)
+{
+    struct butler_error err = {0};
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
+    (void)state;
+    begin_faults();
+    butler_opencl_use(&simt_opencl);
+    butler_cuda_hide(false, true);
+    struct butler_engine *engine = engine_on(usual_model, "auto", 0, &err);
+    butler_engine_get_info(engine, &info);
+    assert_string_equal(info.device, "opencl");
+    assert_int_equal(err.code, 0);
+    assert_non_null(strstr(err.message, "device cuda:0 (fake): there is no compiler"));
+    free_engine(engine);
+    butler_cuda_hide(true, false); /* no driver: nothing that would be worth a note */
+    err = (struct butler_error){0};
+    engine = engine_on(usual_model, "auto", 0, &err);
+    butler_engine_get_info(engine, &info);
+    assert_string_equal(info.device, "opencl");
+    assert_string_equal(err.message, "");
+    free_engine(engine);
+    assert_int_equal(simt_driver.n_objects, 0);
+    butler_opencl_use(&(struct butler_opencl){0});
+    begin_faults();
+}
+
 /* An engine, a session, a prompt of 3 tokens and a step, all freed; 0, or *err. *n_work: calls counted until it is freed. */
 static int run_once(const char *model, const char *policy, int *n_work, struct butler_error *err)
 {
@@ -112,6 +140,35 @@ static int run_once(const char *model, const char *policy, int *n_work, struct b
     if (engine)
         free_engine(engine);
     return status;
+}
+
+/* A pass on a thread of its own. */
+static void *step_there(void *session)
+{
+    struct butler_error err = {0};
+    return butler_step(session, 4, &err) == 0 ? session : NULL;
+}
+
+/* An engine may be used by another thread than the one that made it: with the same results, and neither is left a context. */
+static void test_threads(void **state)
+{
+    struct butler_error err = {0};
+    (void)state;
+    begin_faults();
+    struct butler_engine *engine = engine_on(usual_model, "cuda:0", 0, &err);
+    struct butler_session *here = session_on(engine, "full", BUTLER_KV_F16), *there = session_on(engine, "full", BUTLER_KV_F16);
+    read_prompt(here, 3), read_prompt(there, 3);
+    pthread_t thread;
+    void *done;
+    assert_int_equal(pthread_create(&thread, NULL, step_there, there), 0);
+    assert_int_equal(pthread_join(thread, &done), 0);
+    assert_non_null(done);
+    assert_int_equal(butler_step(here, 4, &err), 0);
+    compare_logits(here, there, n_vocab_of(engine), 0, "threads");
+    assert_int_equal(cuda->n_current, 0);
+    butler_session_free(here), butler_session_free(there);
+    free_engine(engine);
+    begin_faults();
 }
 
 /* However much memory the device has, it is enough, or an error says that it is not. */
@@ -248,7 +305,8 @@ static void *find_variable(const char *library, const char *name)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_driver), cmocka_unit_test(test_compiler),
-                                       cmocka_unit_test(test_auto),      cmocka_unit_test(test_out_of_memory),
+                                       cmocka_unit_test(test_auto),      cmocka_unit_test(test_auto_falls_back),
+                                       cmocka_unit_test(test_threads),   cmocka_unit_test(test_out_of_memory),
                                        cmocka_unit_test(test_each_call), cmocka_unit_test(test_lost)};
     cuda = find_variable("libcuda.so.1", "fake_cuda");
     nvrtc = find_variable("libnvrtc.so.12", "fake_nvrtc");
@@ -257,6 +315,8 @@ int main(void)
         print_message("skipped: simt.h does not know how functions are called here\n");
         return 0;
     }
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return failed + run_gpu_tests();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    failed += run_gpu_tests(); /* after those: until its end it has an engine on the device */
+    simt_free();
+    return failed;
 }
