@@ -20,7 +20,7 @@ RECORDER = ROOT / BUILD / "tests" / "record_policies"
 TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
 NEAR_TIES = 1e-3  # share of selections that may differ, and only where the scores are too close to call
 
-LONG = "200p,150d"
+LONG = "200p,110d"
 SHORT = "90p,60d,40p,60d"
 CUTS = "300p,40d,200p,40d"  # prefill=evict: prompts that are cut at 256 and 512
 
