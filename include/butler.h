@@ -131,7 +131,7 @@ struct butler_engine_params {
     uint64_t kv_bytes;     /* most bytes of KV pages of all sessions of one KV type; 0: the machine's memory */
     uint64_t prefix_bytes; /* most bytes that the prefix cache keeps alive; 0: no prefix cache */
     /* Bits of the integers that activations are quantised to, 32 with one scale, for products with quantised weights: 8 or 16;
-     * 0: 8. With 16 prompts take nearly twice as long. What a session computes depends on it, so all sessions of an engine, and
+     * 0: 8. With 16 prompts take up to twice as long. What a session computes depends on it, so all sessions of an engine, and
      * the files that they are saved to, have one. */
     int activation_bits;
     /* Most bytes of keys and values that are in memory at the same time, for all sessions of one KV type; the others lie in a file

@@ -244,7 +244,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_ISA] = {0, "isa", "NAME", KIND_ISA, AT(isa), 0, 0, "ref, avx2, avx512, amx or neon",
                  "instructions to use; without it the best this processor has"},
     [CMD_PRECISION] = {0, "prompt-precision", "BITS", KIND_PRECISION, AT(precision), 0, 0, "8 or 16",
-                       "of the integers that activations are quantised to; with 16 prompts take nearly twice as long"},
+                       "of the integers that activations are quantised to; with 16 prompts take up to twice as long"},
     [CMD_JSON] = {0, "json", NULL, KIND_BOOL, AT(json), 0, 0, NULL,
                   "one JSON object a line on standard output, nothing else there"},
     [CMD_HELP] = {'h', "help", NULL, KIND_BOOL, AT(help), 0, 0, NULL, "print this help"},
