@@ -4,9 +4,9 @@
     bench/prompts.py MODEL.gguf ... -o prompts.jsonl [--isa avx2,avx512,amx] [--tokens 512,2048] [--rounds 3] [--threads N] [--peer PYTHON]
     bench/prompts.py --tables prompts.jsonl        prints the Markdown table
 
-For every model and length one process (bench_prompt) takes turns between instruction sets and precisions. llama.cpp and OpenVINO
-GenAI read prompts of the same lengths right behind it, each if PYTHON, an interpreter, has it and it loads the file: peer_llama_cpp.py and
-peer_openvino.py say what to install. Rows are appended as they come, and what the
+For every model and length one process (bench_prompt) takes turns between instruction sets and precisions. llama.cpp, ik_llama.cpp
+and OpenVINO GenAI read prompts of the same lengths right behind it, each if PYTHON, an interpreter, has it and it loads the file: peer_llama_cpp.py,
+peer_ik_llama.py and peer_openvino.py say what to install. Rows are appended as they come, and what the
 file already holds is not measured again."""
 import argparse
 import json
@@ -25,7 +25,7 @@ def arguments():
     parser.add_argument("--tokens", default="512,2048")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--peer", help="an interpreter with llama.cpp, OpenVINO GenAI or both")
+    parser.add_argument("--peer", help="an interpreter with any of the peers")
     parser.add_argument("--tables", metavar="ROWS")
     return parser.parse_args()
 
@@ -34,7 +34,8 @@ def load(path):
     return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
 
 
-PEERS = {"llama.cpp": ("peer_llama_cpp.py", ["--depths", ""]), "OpenVINO": ("peer_openvino.py", [])}
+PEERS = {"llama.cpp": ("peer_llama_cpp.py", ["--depths", ""]), "ik_llama.cpp": ("peer_ik_llama.py", []),
+         "ik_llama.cpp, repacked": ("peer_ik_llama.py", ["--repack"]), "OpenVINO": ("peer_openvino.py", [])}  # the first words of "engine"
 
 
 def ask_peer(python, script, flags):
@@ -65,7 +66,7 @@ def measure(args):
                                 "--repeat", args.rounds])
                     file.writelines(json.dumps({"model": name, "commit": commit, **row}) + "\n" for row in rows)
                 for peer, (script, flags) in PEERS.items() if args.peer else ():
-                    if not any(row["model"] == name and row.get("prefill") == n and row["engine"].startswith(peer) for row in known):
+                    if not any(row["model"] == name and row.get("prefill") == n and row["engine"].startswith(peer + " ") for row in known):
                         rows = ask_peer(args.peer, script, [model, *flags, "--prefill", n, "--threads", args.threads])
                         file.writelines(json.dumps({**row, "model": name}) + "\n" for row in rows)
                 file.flush()
@@ -73,16 +74,16 @@ def measure(args):
 
 def table(rows):
     own, peers = [row for row in rows if "bits" in row], [row for row in rows if "prefill" in row]
-    print("| model | instructions | tokens | 16 bits, tokens/s | 8 bits | ratio | llama.cpp | OpenVINO | of 8 bits' time: products | quantising, unpacking"
+    print(f"| model | instructions | tokens | 16 bits, tokens/s | 8 bits | ratio | {' | '.join(PEERS)} | of 8 bits' time: products | quantising, unpacking"
           " | attention | rest | products, GOP/s |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| --- | --- |" + " ---: |" * (9 + len(PEERS)))
     for key in dict.fromkeys((row["model"], row["isa"], row["tokens"]) for row in own):
         mine = [row for row in own if (row["model"], row["isa"], row["tokens"]) == key]
         median = lambda bits, name: statistics.median(row[name] for row in mine if row["bits"] == bits)
         rounds = {row["round"] for row in mine}
         seconds = {(row["round"], row["bits"]): row["cpu_s"] for row in mine}
         ratio = statistics.median(seconds[r, 16] / seconds[r, 8] for r in rounds)
-        peer = {name: [row["tok_s"] for row in peers if row["model"] == key[0] and row["prefill"] == key[2] and row["engine"].startswith(name)]
+        peer = {name: [row["tok_s"] for row in peers if row["model"] == key[0] and row["prefill"] == key[2] and row["engine"].startswith(name + " ")]
                 for name in PEERS}
         making = median(8, "quantise_s") + median(8, "unpack_s")
         products, whole, threads = median(8, "products_s"), median(8, "cpu_s"), mine[0]["threads"]
