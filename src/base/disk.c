@@ -33,6 +33,7 @@ struct butler_disk {
     int n_requests;
     int error; /* errno of the first request that failed; 0: none */
     uint64_t error_at;
+    const struct butler_disk_other *error_in; /* NULL: the disk's own file */
     /* Threads, which take requests[n_taken] next. */
     pthread_t threads[THREADS];
     int n_threads, n_taken, n_done;
@@ -40,6 +41,22 @@ struct butler_disk {
     pthread_mutex_t mutex;
     pthread_cond_t wake, finished;
 };
+
+/* The next n bytes of a request are done: of the disk's own file whole blocks of them. Whether that is any. */
+static bool advance(struct butler_disk_request *request, size_t n)
+{
+    const uint64_t before = request->offset;
+    for (; request->n_pieces > 0 && n >= request->pieces->iov_len; request->pieces++, request->n_pieces--) {
+        n -= request->pieces->iov_len;
+        request->offset += request->pieces->iov_len;
+    }
+    if (request->other && request->n_pieces > 0) {
+        request->pieces->iov_base = (char *)request->pieces->iov_base + n;
+        request->pieces->iov_len -= n;
+        request->offset += n;
+    }
+    return request->offset > before;
+}
 
 /* After a request gave `result`: whether it is to run again. Not called at the same time. */
 static bool request_done(void *user, struct butler_disk_request *request, int64_t result)
@@ -49,16 +66,13 @@ static bool request_done(void *user, struct butler_disk_request *request, int64_
     if (error == EINTR || error == EAGAIN)
         error = request->n_retries++ < RETRIES ? 0 : error;
     else if (error == 0) {
-        const int whole = (int)((size_t)result / disk->block_bytes);
-        request->pieces += whole;
-        request->n_pieces -= whole;
-        request->offset += (uint64_t)whole * disk->block_bytes;
-        request->n_retries = whole > 0 ? 0 : request->n_retries + 1;
+        request->n_retries = advance(request, (size_t)result) ? 0 : request->n_retries + 1;
         error = request->n_retries > RETRIES ? EIO : 0;
     }
     if (error && !disk->error) {
         disk->error = error;
         disk->error_at = request->offset;
+        disk->error_in = request->other;
     }
     return !error && request->n_pieces > 0;
 }
@@ -73,8 +87,8 @@ static bool ring_done(void *user, struct butler_disk_request *request, int64_t r
 
 static int64_t call(const struct butler_disk *disk, const struct butler_disk_request *request)
 {
-    const ssize_t n = disk->write ? pwritev(disk->fd, request->pieces, request->n_pieces, (off_t)request->offset)
-                                  : preadv(disk->fd, request->pieces, request->n_pieces, (off_t)request->offset);
+    const ssize_t n = disk->write ? pwritev(request->fd, request->pieces, request->n_pieces, (off_t)request->offset)
+                                  : preadv(request->fd, request->pieces, request->n_pieces, (off_t)request->offset);
     const int64_t result = n < 0 ? -errno : n;
     return disk->fault ? disk->fault(disk->user, disk->write, result) : result;
 }
@@ -209,14 +223,19 @@ void butler_disk_free(struct butler_disk *disk)
 static int make_requests(struct butler_disk *disk, const struct butler_disk_block *blocks, int n)
 {
     int n_requests = 0;
+    uint64_t end = 0; /* of the last request */
     for (int i = 0; i < n; i++) {
         struct butler_disk_request *last = n_requests > 0 ? &disk->requests[n_requests - 1] : NULL;
-        disk->pieces[i] = (struct iovec){blocks[i].memory, disk->block_bytes};
-        if (last && blocks[i].index == blocks[i - 1].index + 1 && last->n_pieces < MOST_PIECES)
+        const struct butler_disk_other *other = blocks[i].other;
+        const size_t n_bytes = other ? blocks[i].n_bytes : disk->block_bytes;
+        const uint64_t offset = other ? blocks[i].index : blocks[i].index * disk->block_bytes;
+        disk->pieces[i] = (struct iovec){blocks[i].memory, n_bytes};
+        if (last && last->other == other && offset == end && last->n_pieces < MOST_PIECES)
             last->n_pieces++;
         else
             disk->requests[n_requests++] = (struct butler_disk_request){
-                .pieces = &disk->pieces[i], .n_pieces = 1, .offset = blocks[i].index * disk->block_bytes};
+                .pieces = &disk->pieces[i], .fd = other ? other->fd : disk->fd, .n_pieces = 1, .other = other, .offset = offset};
+        end = offset + n_bytes;
     }
     return n_requests;
 }
@@ -227,10 +246,9 @@ static void begin(struct butler_disk *disk, bool write, const struct butler_disk
     disk->error = 0;
     const int n_requests = make_requests(disk, blocks, n);
     if (disk->ring)
-        butler_ring_begin(
-            disk->ring,
-            &(struct butler_ring_batch){
-                .fd = disk->fd, .n = n_requests, .write = write, .requests = disk->requests, .done = ring_done, .user = disk});
+        butler_ring_begin(disk->ring,
+                          &(struct butler_ring_batch){
+                              .n = n_requests, .write = write, .requests = disk->requests, .done = ring_done, .user = disk});
     else
         begin_threads(disk, n_requests);
 }
@@ -248,6 +266,12 @@ int butler_disk_finish(struct butler_disk *disk, struct butler_error *err)
         finish_threads(disk);
     if (!disk->error)
         return 0;
+    if (disk->error_in && disk->error == ENODATA)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: ends at byte %llu, too early", disk->error_in->path,
+                           (unsigned long long)disk->error_at);
+    if (disk->error_in)
+        return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot read at byte %llu: %s", disk->error_in->path,
+                           (unsigned long long)disk->error_at, strerror(disk->error));
     return butler_fail(err, BUTLER_ERROR_IO, "%s: cannot %s KV pages at byte %llu of their file: %s", disk->folder,
                        disk->write ? "write" : "read", (unsigned long long)disk->error_at,
                        disk->error == ENODATA ? "it ends before" : strerror(disk->error));

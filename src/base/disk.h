@@ -11,10 +11,19 @@ enum { BUTLER_DISK_ALIGN = 4096 }; /* blocks are a multiple of this, memory lies
 
 struct butler_disk;
 
-/* Where block `index` of the file goes or comes from: block_bytes of memory. */
+/* A file of somebody else's, which is only read, at any byte. */
+struct butler_disk_other {
+    int fd;
+    const char *path;
+};
+
+/* Where block `index` of the file goes or comes from: block_bytes of memory. Or, to be read: n_bytes of another file, from byte
+ * `index` on. */
 struct butler_disk_block {
     uint64_t index;
     void *memory;
+    const struct butler_disk_other *other; /* NULL: the disk's own file */
+    size_t n_bytes;
 };
 
 /* Sees, and may replace, what a system call or a request of the ring gave: bytes, or minus an errno. For tests: it may also wait.
@@ -35,7 +44,8 @@ struct butler_disk *butler_disk_new(const struct butler_disk_params *params, str
 void butler_disk_free(struct butler_disk *disk); /* may be NULL */
 
 /* Reads or writes n blocks and returns when all are done; blocks that follow each other in the array and in the file are one
- * request. What is interrupted or comes short is asked for again. BUTLER_ERROR_IO: some blocks may have been read or written. */
+ * request. What is interrupted or comes short is asked for again. BUTLER_ERROR_IO, or BUTLER_ERROR_FORMAT where another file ends
+ * too early: some blocks may have been read or written. */
 int butler_disk_transfer(struct butler_disk *disk, bool write, const struct butler_disk_block *blocks, int n,
                          struct butler_error *err);
 
@@ -48,19 +58,20 @@ const char *butler_disk_method(const struct butler_disk *disk); /* "io_uring" or
 
 /* ---- between disk.c and disk_ring.c ---- */
 
-/* Some blocks that follow each other in the file. */
+/* Some blocks that follow each other in a file. */
 struct butler_disk_request {
     struct iovec *pieces; /* of a block each */
-    int n_pieces, n_retries;
+    int fd, n_pieces, n_retries;
+    const struct butler_disk_other *other;
     uint64_t offset;
 };
 
 struct butler_ring;
 struct butler_ring *butler_ring_new(void); /* NULL: the system has none for us */
 void butler_ring_free(struct butler_ring *ring);
-/* Requests of the file fd. done is called for each that has run, in butler_ring_finish: true: it is to run again. */
+/* done is called for each request that has run, in butler_ring_finish: true: it is to run again. */
 struct butler_ring_batch {
-    int fd, n;
+    int n;
     bool write;
     struct butler_disk_request *requests;
     bool (*done)(void *user, struct butler_disk_request *request, int64_t result);

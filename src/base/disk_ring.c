@@ -76,11 +76,11 @@ void butler_ring_free(struct butler_ring *ring)
     free(ring);
 }
 
-static void push(struct butler_ring *ring, int fd, bool write, const struct butler_disk_request *request)
+static void push(struct butler_ring *ring, bool write, const struct butler_disk_request *request)
 {
     const unsigned tail = *ring->tail, at = tail & ring->mask;
     ring->requests[at] = (struct io_uring_sqe){.opcode = write ? IORING_OP_WRITEV : IORING_OP_READV,
-                                               .fd = fd,
+                                               .fd = request->fd,
                                                .off = request->offset,
                                                .addr = (uint64_t)(uintptr_t)request->pieces,
                                                .len = (uint32_t)request->n_pieces,
@@ -100,7 +100,7 @@ static void fill(struct butler_ring *ring)
 {
     const struct butler_ring_batch *batch = &ring->batch;
     for (; ring->next < batch->n && ring->in_ring < DEPTH; ring->in_ring++, ring->n_pushed++)
-        push(ring, batch->fd, batch->write, &batch->requests[ring->next++]);
+        push(ring, batch->write, &batch->requests[ring->next++]);
 }
 
 void butler_ring_begin(struct butler_ring *ring, const struct butler_ring_batch *batch)
@@ -123,7 +123,7 @@ void butler_ring_finish(struct butler_ring *ring)
             struct butler_disk_request *request = (struct butler_disk_request *)(uintptr_t)result->user_data;
             ring->in_ring--;
             if (batch->done(batch->user, request, result->res)) {
-                push(ring, batch->fd, batch->write, request);
+                push(ring, batch->write, request);
                 ring->in_ring++;
                 ring->n_pushed++;
             }
