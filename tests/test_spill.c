@@ -10,13 +10,10 @@
 #include <cmocka.h>
 
 #include "fixtures.h"
-#include "random_predictor.h"
 #include "tiny_model.h"
-#include "cpu/backend_cpu.h"
-#include "devices/spill.h"
+#include "trouble.h"
 #include "engine/abi.h"
 #include "engine/session.h"
-#include "metrics/registry.h"
 
 enum { N_CTX = 640, N_PROMPT = 600, N_STEPS = 8, BUDGET = 64 };
 
@@ -40,42 +37,6 @@ static const struct model_case {
               {"models/gpt-oss.gguf", BUTLER_KV_F16},     {NULL, BUTLER_KV_Q8_0}};               /* NULL: six layers, made here */
 enum { DEEP = BUTLER_COUNT(models) - 1 };
 
-/* What requests of the disk meet. */
-struct trouble {
-    uint64_t random; /* atomic */
-    int n;           /* requests so far; atomic */
-    int at;          /* which of them fails; -1: none */
-    int error;       /* how */
-    bool shaky;      /* late, interrupted, short */
-};
-
-static int64_t meet(void *user, bool write, int64_t result)
-{
-    struct trouble *trouble = user;
-    uint64_t random = __atomic_fetch_add(&trouble->random, 0x9e3779b97f4a7c15, __ATOMIC_RELAXED);
-    const int n = __atomic_fetch_add(&trouble->n, 1, __ATOMIC_RELAXED);
-    (void)write;
-    if (n == trouble->at)
-        return -trouble->error;
-    if (!trouble->shaky || result <= 0)
-        return result;
-    switch (butler_random(&random) % 16) {
-    case 0:
-        usleep((useconds_t)(butler_random(&random) % 300));
-        return result;
-    case 1:
-        return -EINTR;
-    case 2:
-        return -EAGAIN;
-    case 3:
-        return 512;
-    case 4:
-        return result / 2;
-    default:
-        return result;
-    }
-}
-
 struct context {
     struct butler_model *model;
     struct butler_engine *resident, *spilled;
@@ -85,29 +46,15 @@ struct context {
     int32_t text[N_CTX];
 };
 
-static uint64_t layer_bytes(const struct context *c)
+static uint64_t layers(const struct context *c, int n)
 {
-    const struct butler_hparams *hp = &c->model->hp;
-    size_t piece = butler_kv_extent_bytes(c->type, hp->head_dim);
-    piece = (piece + BUTLER_DISK_ALIGN - 1) / BUTLER_DISK_ALIGN * BUTLER_DISK_ALIGN;
-    return (uint64_t)(BUTLER_CEIL_DIV(N_CTX, BUTLER_EXTENT_TOKENS) * hp->n_kv_heads) * piece;
+    return (uint64_t)n * layer_bytes(c->model, c->type, N_CTX);
 }
 
-/* memory: 0: what a layer needs. */
-static struct butler_engine *spilled_engine(struct context *c, uint64_t memory, bool threads)
+static struct butler_engine *engine_of(struct context *c, uint64_t memory, bool threads)
 {
-    struct butler_error err = {0};
     const struct butler_engine_params params = {.n_threads = 2, .n_block = 128, .kv_bytes = 1 << 26, .kv_ram = memory};
-    const struct butler_spill_params spill = {
-        .memory = memory, .disk = {.folder = "/var/tmp", .threads = threads, .fault = meet, .user = &c->trouble}};
-    struct butler_pool *pool = butler_pool_new(2, &err);
-    struct butler_backend *backend = pool ? butler_backend_cpu(pool, NULL, &err) : NULL;
-    struct butler_engine *engine = butler_engine_new_on(c->model, &params, &butler_builtin, pool,
-                                                        backend ? butler_spill_backend(backend, &spill, &err) : NULL, &err);
-    if (!engine)
-        fail_msg("%s", err.message);
-    attach_both(engine, false);
-    return engine;
+    return spilled_engine(c->model, &c->trouble, &params, threads);
 }
 
 static void open_model(struct context *c, const struct model_case *from, int n_layers, bool threads)
@@ -132,7 +79,7 @@ static void open_model(struct context *c, const struct model_case *from, int n_l
     if (!c->resident)
         fail_msg("%s: %s", path, err.message);
     attach_both(c->resident, false);
-    c->spilled = spilled_engine(c, (uint64_t)n_layers * layer_bytes(c), threads);
+    c->spilled = engine_of(c, layers(c, n_layers), threads);
     for (int i = 0; i < N_CTX; i++)
         c->text[i] = (int32_t)(butler_random(&random) % (uint64_t)c->model->hp.n_vocab);
 }
@@ -239,7 +186,7 @@ static void check_model(int m, bool threads, int n_layers, bool earlier)
         if (in_share(m + i))
             check_policy(&c, unnamed[i]);
     butler_engine_get_info(c.spilled, &info);
-    assert_true(info.kv_resident <= (uint64_t)n_layers * layer_bytes(&c));
+    assert_true(info.kv_resident <= layers(&c, n_layers));
     assert_true(!info.kv_disk || strncmp(info.kv_disk, threads ? "preadv" : "", threads ? 6 : 0) == 0);
     if (c.trouble.n == 0 && test_share() == 1) /* some policies come without a request */
         fail_msg("model %d: nothing was read or written", m);
@@ -401,7 +348,7 @@ static void test_refused(void **state)
     struct butler_error err = {0};
     (void)state;
     open_model(&c, &models[0], 1, false);
-    struct butler_engine *small = spilled_engine(&c, 8192, false);
+    struct butler_engine *small = engine_of(&c, 8192, false);
     const struct butler_session_params params = {.n_ctx = N_CTX, .kv_type = c.type};
     assert_null(butler_session_new(small, &params, &err));
     assert_non_null(strstr(err.message, "kv-ram"));

@@ -5,6 +5,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "devices/mapped.h"
+
 enum {
     PENDING = UINT32_MAX, /* in frame_of: wanted, and not resident yet */
     MOST_GUESSED = 1024,  /* pieces of a prefetch */
@@ -42,7 +44,8 @@ struct butler_frames {
     uint32_t n_guessed;
     bool awaits; /* the operation wants what is being read */
     int n_arriving;
-    uint32_t *arriving; /* [n_frames] frames */
+    uint32_t *arriving;           /* [n_frames] frames */
+    struct butler_mapped *mapped; /* NULL: nothing has been mapped yet */
 };
 
 /* Pieces an extent has: as few tokens each as a block holds without much waste. */
@@ -110,6 +113,7 @@ void butler_frames_free(struct butler_frames *frames)
     if (!frames)
         return;
     butler_disk_free(frames->disk);
+    butler_mapped_free(frames->mapped);
     butler_unreserve(frames->memory, frames->memory_bytes);
     butler_unreserve(frames->addresses, (size_t)frames->n_extents * frames->extent_bytes);
     butler_unreserve(frames->frame_of, frames->n_pieces * sizeof *frames->frame_of);
@@ -145,7 +149,22 @@ uint64_t butler_frames_resident(const struct butler_frames *frames)
 
 uint64_t butler_frames_written(const struct butler_frames *frames)
 {
-    return frames->n_on_disk * frames->places.frame_bytes;
+    return frames->n_on_disk * frames->places.frame_bytes + butler_mapped_bytes(frames->mapped);
+}
+
+bool butler_frames_map(struct butler_frames *frames, const uint32_t *extents, const struct butler_row_file *file)
+{
+    struct butler_error ignored; /* without memory for it the rows are uploaded */
+    if (!frames->mapped)
+        frames->mapped = butler_mapped_new(
+            &(struct butler_mapped_params){frames->n_extents, frames->extent_bytes, frames->places.pieces, frames->disk}, &ignored);
+    return frames->mapped && butler_mapped_add(frames->mapped, extents, file);
+}
+
+/* Whether a file has the contents of a piece that is not resident. */
+static bool is_stored(const struct butler_frames *frames, uint32_t piece)
+{
+    return frames->on_disk[piece] || butler_mapped_has(frames->mapped, piece);
 }
 
 static unsigned char *frame_memory(const struct butler_frames *frames, uint32_t frame)
@@ -226,7 +245,7 @@ static int add_dirty(struct butler_frames *frames, uint32_t at, int n)
             if (frame == 0 || frame == PENDING || !frames->frames[frame].dirty)
                 break;
             frames->frames[frame].dirty = false;
-            frames->blocks[n++] = (struct butler_disk_block){next, frame_memory(frames, frame)};
+            frames->blocks[n++] = (struct butler_disk_block){.index = next, .memory = frame_memory(frames, frame)};
         }
     return n;
 }
@@ -239,7 +258,7 @@ static int write_dirty(struct butler_frames *frames, int n, struct butler_error 
     for (int i = 0; i < n; i++) {
         const uint32_t piece = (uint32_t)frames->blocks[i].index;
         frames->frames[frames->frame_of[piece]].dirty = code < 0;
-        frames->n_on_disk += code == 0 && !frames->on_disk[piece];
+        frames->n_on_disk += code == 0 && !is_stored(frames, piece);
         frames->on_disk[piece] = frames->on_disk[piece] || code == 0;
     }
     return code;
@@ -286,16 +305,16 @@ static void give_up(struct butler_frames *frames, bool frames_taken)
     }
 }
 
-/* Waits for what is being read. What cannot be read is not resident. */
+/* Waits for what is being read. What cannot be read, or is not what its checksum says, is not resident. */
 static int finish(struct butler_frames *frames, struct butler_error *err)
 {
     const int code = frames->n_arriving > 0 ? butler_disk_finish(frames->disk, err) : 0;
     for (int i = 0; i < frames->n_arriving; i++) {
-        const uint32_t at = frames->arriving[i];
+        const uint32_t at = frames->arriving[i], piece = frames->frames[at].piece;
         frames->frames[at].arriving = false;
-        if (code < 0) {
+        if (code < 0 || (!frames->on_disk[piece] && !butler_mapped_matches(frames->mapped, piece, frame_memory(frames, at)))) {
             take_out(frames, at);
-            frames->frame_of[frames->frames[at].piece] = 0;
+            frames->frame_of[piece] = 0;
             frames->unused[frames->n_unused++] = at;
         }
     }
@@ -303,9 +322,45 @@ static int finish(struct butler_frames *frames, struct butler_error *err)
     return code;
 }
 
+/* Where a mapped piece of the operation goes, once. */
+static unsigned char *take_memory(void *user, uint32_t piece)
+{
+    struct butler_frames *frames = user;
+    const uint32_t at = frames->frame_of[piece];
+    if (at == 0 || at == PENDING || !frames->frames[at].arriving)
+        return NULL;
+    frames->frames[at].arriving = false;
+    return frame_memory(frames, at);
+}
+
+/* Reads what is missing into leaving[]. */
+static int read_missing(struct butler_frames *frames, struct butler_fetched *fetched, struct butler_error *err)
+{
+    int n = 0, n_mapped = 0, code;
+    for (uint32_t i = 0; i < frames->n_missing; i++) {
+        const uint32_t piece = frames->missing[i] & INT32_MAX, at = frames->leaving[i];
+        const bool mapped = !frames->on_disk[piece] && butler_mapped_has(frames->mapped, piece);
+        frames->frames[at] = (struct frame){.piece = piece, .arriving = mapped};
+        frames->frame_of[piece] = at;
+        n_mapped += mapped;
+        if (frames->on_disk[piece])
+            frames->blocks[n++] = (struct butler_disk_block){.index = piece, .memory = frame_memory(frames, at)};
+    }
+    if (n > 0 && (code = butler_disk_transfer(frames->disk, false, frames->blocks, n, err)) < 0)
+        return code;
+    fetched->n_read += (uint64_t)(n + n_mapped);
+    fetched->bytes += (uint64_t)n * frames->places.frame_bytes;
+    if (n_mapped == 0)
+        return 0;
+    code = butler_mapped_read(frames->mapped,
+                              &(struct butler_mapped_wants){frames->missing, (int)frames->n_missing, take_memory, frames},
+                              &fetched->bytes, err);
+    fetched->lost = code < 0;
+    return code;
+}
+
 int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fetched, struct butler_error *err)
 {
-    int n_read = 0;
     fetched->n_wanted += frames->n_wanted;
     fetched->n_guessed += frames->n_guessed;
     if (frames->n_missing == 0 && !frames->too_many && !frames->awaits)
@@ -317,33 +372,26 @@ int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fet
         give_up(frames, false);
         return code;
     }
-    for (uint32_t i = 0; i < frames->n_missing; i++) {
-        const uint32_t piece = frames->missing[i] & INT32_MAX;
-        if (frames->on_disk[piece])
-            frames->blocks[n_read++] = (struct butler_disk_block){piece, frame_memory(frames, frames->leaving[i])};
-    }
-    if (n_read > 0 && (code = butler_disk_transfer(frames->disk, false, frames->blocks, n_read, err)) < 0) {
+    if ((code = read_missing(frames, fetched, err)) < 0) {
         give_up(frames, true);
         return code;
     }
     for (uint32_t i = 0; i < frames->n_missing; i++) {
         const uint32_t piece = frames->missing[i] & INT32_MAX, at = frames->leaving[i];
         frames->frames[at] = (struct frame){.piece = piece, .wanted = frames->operation};
-        frames->frame_of[piece] = at;
         const bool scan = frames->missing[i] >> 31;
         frames->n_scanned += scan;
         put_in(frames, at, !scan || frames->n_scanned % STAYS == 0);
     }
     frames->n_missing = 0;
-    fetched->n_read += (uint64_t)n_read;
-    fetched->bytes += (uint64_t)n_read * frames->places.frame_bytes;
     fetched->ns += (uint64_t)((butler_seconds() - start) * 1e9);
     return 0;
 }
 
 void butler_frames_guess(struct butler_frames *frames, uint32_t piece)
 {
-    if (frames->frame_of[piece] || !frames->on_disk[piece] || frames->n_missing == frames->n_frames)
+    if (frames->frame_of[piece] || frames->n_missing == frames->n_frames ||
+        (!frames->on_disk[piece] && !butler_mapped_is_checked(frames->mapped, piece)))
         return;
     frames->frame_of[piece] = PENDING;
     frames->missing[frames->n_missing++] = piece;
@@ -371,7 +419,8 @@ int butler_frames_prefetch(struct butler_frames *frames)
         frames->frames[at] = (struct frame){.piece = piece, .wanted = frames->operation, .guessed = true, .arriving = true};
         frames->frame_of[piece] = at;
         put_in(frames, at, true);
-        frames->blocks[n] = (struct butler_disk_block){piece, frame_memory(frames, at)};
+        frames->blocks[n] = frames->on_disk[piece] ? (struct butler_disk_block){.index = piece, .memory = frame_memory(frames, at)}
+                                                   : butler_mapped_block(frames->mapped, piece, frame_memory(frames, at));
         frames->arriving[n++] = at;
     }
     for (uint32_t i = (uint32_t)n; i < n_wanted; i++)
@@ -400,7 +449,8 @@ void butler_frames_discard(struct butler_frames *frames, uint32_t extent)
             frames->frame_of[piece] = 0;
             frames->unused[frames->n_unused++] = at;
         }
-        frames->n_on_disk -= frames->on_disk[piece];
+        frames->n_on_disk -= frames->on_disk[piece] && !butler_mapped_has(frames->mapped, piece);
         frames->on_disk[piece] = 0;
     }
+    butler_mapped_forget(frames->mapped, extent);
 }

@@ -25,7 +25,11 @@ unsigned char *butler_frames_addresses(const struct butler_frames *frames);
 const struct butler_places *butler_frames_places(const struct butler_frames *frames);
 const char *butler_frames_method(const struct butler_frames *frames); /* butler_disk_method */
 uint64_t butler_frames_resident(const struct butler_frames *frames);  /* bytes */
-uint64_t butler_frames_written(const struct butler_frames *frames);   /* bytes of the file that hold a piece */
+uint64_t butler_frames_written(const struct butler_frames *frames);   /* bytes of pieces that files hold */
+
+/* butler_backend.map_extents. Each file stays open while an extent lies in it; there are no more of them than a quarter of the
+ * descriptors that the process may have. A piece that is written to lies in the frames' own file from then on. */
+bool butler_frames_map(struct butler_frames *frames, const uint32_t *extents, const struct butler_row_file *file);
 
 /* An operation's pieces: begin, want each of them, fetch. */
 void butler_frames_begin(struct butler_frames *frames);
@@ -38,8 +42,10 @@ struct butler_fetched {
     uint64_t n_wanted, n_read; /* pieces: all that were wanted, those that came from the file */
     uint64_t bytes, ns;        /* read, and how long all of it took */
     uint64_t n_guessed;        /* of n_wanted: those that had been prefetched, and had not been wanted since */
+    bool lost;                 /* it failed: a mapped file cannot be read, or has other bytes than its checksums say */
 };
-/* All that is wanted is resident, or *err says why it cannot be: BUTLER_ERROR_MEMORY, BUTLER_ERROR_IO. Adds to *fetched. */
+/* All that is wanted is resident, or *err says why it cannot be: BUTLER_ERROR_MEMORY, BUTLER_ERROR_IO, BUTLER_ERROR_FORMAT. Adds to
+ * *fetched. */
 int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fetched, struct butler_error *err);
 
 /* After a fetch, and before the operation runs: pieces that the next ones will or may want, then prefetch, which begins to read

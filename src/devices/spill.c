@@ -166,6 +166,13 @@ static void spill_copy(struct butler_backend *backend, void *to, const void *fro
         spill_of(backend)->inner->copy(backend, to, from, n_bytes);
 }
 
+static bool spill_map_extents(struct butler_backend *backend, const void *address, const uint32_t *extents,
+                              const struct butler_row_file *file)
+{
+    const struct pool *pool = pool_at(backend, address);
+    return pool && butler_frames_map(pool->frames, extents, file);
+}
+
 static int spill_check(struct butler_backend *backend, struct butler_error *err)
 {
     struct butler_error *fault = &spill_of(backend)->fault;
@@ -256,6 +263,7 @@ static bool fetch(const struct wants *wants)
     traffic->n_guessed += fetched.n_guessed;
     traffic->disk_bytes += fetched.bytes;
     traffic->disk_ns += fetched.ns;
+    wants->state->kv->lost = code < 0 && fetched.lost;
     return code == 0;
 }
 
@@ -558,6 +566,7 @@ struct butler_backend *butler_spill_backend(struct butler_backend *inner, const 
     *backend = *inner;
     backend->alloc_extents = spill_alloc_extents;
     backend->check = spill_check;
+    backend->map_extents = spill_map_extents;
     backend->spilled = spill_spilled;
     backend->free = spill_free;
     backend->discard = spill_discard;

@@ -239,6 +239,12 @@ struct butler_backend {
      * error for check(). */
     void *(*alloc_extents)(struct butler_backend *backend, size_t extent_bytes, uint64_t n, struct butler_places *places,
                            struct butler_error *err);
+    /* May be NULL. Extents [n_chunks][per_chunk] of a pool (its base), whose contents are undefined, get the rows of a file. These
+     * are read when an operation first wants them, and compared with their checksums then; an operation on a layer that cannot have
+     * them fills its cache's fault and sets `lost`. Takes fd, and copies the rest. False: nothing was done; they are to be
+     * uploaded. */
+    bool (*map_extents)(struct butler_backend *backend, const void *pool, const uint32_t *extents,
+                        const struct butler_row_file *file);
     /* May be NULL. The error that operations on memory have left since it was last asked for: they then did nothing. */
     int (*check)(struct butler_backend *backend, struct butler_error *err);
     /* May be NULL: it has all operations for any plan. Else BUTLER_ERROR_UNSUPPORTED where a session of this plan and type would

@@ -54,6 +54,7 @@ struct butler_kv {
     unsigned char *pool;                  /* its base */
     struct butler_places places;          /* the pool's */
     struct butler_error fault; /* code < 0: an operation could not get rows of it, and did nothing; so do all that follow */
+    bool lost;                 /* the fault is of rows that lie in a file of the library */
     bool shares;               /* some extents may be shared */
     uint64_t pages_held, pages_held_peak; /* shared ones included */
     /* Records of the session's metric. */

@@ -41,6 +41,7 @@ struct butler_shelf {
     char kind_name[BUTLER_KIND_NAME];
     uint64_t fingerprint;
     bool stopped; /* writing failed: nothing more of this session is kept */
+    bool copies;  /* rows that it finds are copied, and checked before anything is computed: mapped ones were lost */
     /* The first n_known tokens, whose last block is `known`, are kept. */
     int n_known;
     struct butler_block_id known;
@@ -93,6 +94,9 @@ int butler_shelf_find(const struct butler_session *session, const int32_t *ids, 
 /* Gives the session, which has the first `from` tokens (whole blocks), the rows of those behind them; records are not made. Returns
  * how many tokens it has then. */
 int butler_shelf_load(struct butler_session *session, const int32_t *ids, int most, int from);
+/* Whether the session has failed because rows that lie in the library's files cannot be had, for the first time: then it is empty
+ * again, and will find only what can be read. The prefix cache, which may have the same rows, is empty too. */
+bool butler_shelf_start_again(struct butler_session *session);
 /* Keeps what the session has read as a prompt and the library has not: whole blocks, and if `whole` the tokens behind them. */
 void butler_shelf_feed(struct butler_session *session, bool whole);
 /* Where the session's next pass of a prompt must end at the latest: where a state is to be kept, or what was read can be kept the

@@ -158,27 +158,57 @@ static int open_closest(const struct butler_session *session, const struct index
 
 /* -------------------------------------------------------------------------------------------------- loading */
 
-/* The first n tokens of the block become the session's next ones. All rows are read and checked before the cache changes. */
-static int load(struct butler_session *session, const struct butler_block_file *block, int n, struct butler_error *err)
+/* Extents [n_chunks][per_head] get the block's rows, which are read when they are wanted; takes the file. False: nothing was done.
+ */
+static bool map(const struct butler_session *session, struct butler_block_file *block, const uint32_t *extents, int per_head)
 {
-    struct butler_kv *kv = &session->kv;
+    const struct butler_kv *kv = &session->kv;
+    const struct butler_row_file file = {.fd = block->fd,
+                                         .path = block->path,
+                                         .at = butler_block_rows_at(&block->header),
+                                         .chunk_bytes = block->header.chunk_bytes,
+                                         .sums = block->sums,
+                                         .n_chunks = block->header.n_chunks,
+                                         .per_chunk = per_head};
+    if (session->shelf->copies || !kv->backend->map_extents || !kv->backend->map_extents(kv->backend, kv->pool, extents, &file))
+        return false;
+    block->fd = -1;
+    return true;
+}
+
+/* Extents [n_chunks][per_head] get the rows of the block's first n tokens, all of which are read and checked. */
+static int copy(const struct butler_session *session, const struct butler_block_file *block, const uint32_t *extents, int n,
+                struct butler_error *err)
+{
+    const struct butler_kv *kv = &session->kv;
     struct butler_library *library = session->shelf->library;
-    const int per_head = BUTLER_CEIL_DIV(n, BUTLER_EXTENT_TOKENS), n_extents = block->header.n_chunks * per_head;
     const size_t bytes = (size_t)n * 2 * kv->row_bytes;
-    uint32_t *extents = butler_alloc((size_t)n_extents * sizeof *extents, err);
-    int code = extents && butler_library_reserve(library, (size_t)block->header.chunk_bytes, err) ? 0 : BUTLER_ERROR_MEMORY,
-        n_taken = 0;
+    int code = butler_library_reserve(library, (size_t)block->header.chunk_bytes, err) ? 0 : BUTLER_ERROR_MEMORY;
     for (int h = 0; h < block->header.n_chunks && code == 0; h++) {
         code = butler_block_read(block, h, library->buffer, err);
-        for (int e = 0; e < per_head && code == 0; e++) {
-            const size_t at = (size_t)e * kv->extent_bytes;
-            if ((code = butler_pages_take(kv->extents, &extents[n_taken], err)) < 0)
-                break;
-            kv->backend->upload(kv->backend, kv->pool + (size_t)extents[n_taken++] * kv->extent_bytes, library->buffer + at,
+        for (size_t at = 0; at < bytes && code == 0; at += kv->extent_bytes) {
+            kv->backend->upload(kv->backend, kv->pool + (size_t)*extents++ * kv->extent_bytes, library->buffer + at,
                                 BUTLER_MIN(bytes - at, kv->extent_bytes));
             code = butler_backend_check(kv->backend, err);
         }
     }
+    if (code == 0)
+        library->info.bytes_read += block->bytes;
+    return code;
+}
+
+/* The first n tokens of the block become the session's next ones: mapped, where the backend can do that. Otherwise all rows are
+ * read and checked before the cache changes. */
+static int load(struct butler_session *session, struct butler_block_file *block, int n, struct butler_error *err)
+{
+    struct butler_kv *kv = &session->kv;
+    const int per_head = BUTLER_CEIL_DIV(n, BUTLER_EXTENT_TOKENS), n_extents = block->header.n_chunks * per_head;
+    uint32_t *extents = butler_alloc((size_t)n_extents * sizeof *extents, err);
+    int code = extents ? 0 : BUTLER_ERROR_MEMORY, n_taken = 0;
+    while (n_taken < n_extents && code == 0 && (code = butler_pages_take(kv->extents, &extents[n_taken], err)) == 0)
+        n_taken++;
+    if (code == 0 && !map(session, block, extents, per_head))
+        code = copy(session, block, extents, n, err);
     for (int i = 0; i < n_taken; i++) {
         const int e = i % per_head;
         if (code == 0)
@@ -187,9 +217,20 @@ static int load(struct butler_session *session, const struct butler_block_file *
         butler_pages_release(kv->extents, extents[i]);
     }
     free(extents);
-    if (code == 0)
-        library->info.bytes_read += block->bytes;
     return code;
+}
+
+bool butler_shelf_start_again(struct butler_session *session)
+{
+    struct butler_shelf *shelf = session->shelf;
+    if (!session->failed || session->kv.fault.code == 0 || !session->kv.lost || !shelf || shelf->copies)
+        return false;
+    shelf->copies = true;
+    session->stats.n_shared = session->stats.n_library = 0;
+    if (session->engine->prefix)
+        butler_prefix_clear(session->engine->prefix);
+    butler_session_truncate(session, 0, NULL);
+    return !session->failed;
 }
 
 /* Walks down the chain of ids. Gives `loader`, the session or NULL, what lies behind its first `from` tokens. */

@@ -24,6 +24,16 @@ struct butler_places {
     uint32_t pieces, tokens;
 };
 
+/* A file of the library whose rows a pool shall have without their being copied: of each KV head of a layer ("chunk") some bytes,
+ * and their XXH3-64. */
+struct butler_row_file {
+    int fd;
+    const char *path;
+    uint64_t at, chunk_bytes; /* where the first chunk begins */
+    const uint64_t *sums;     /* [n_chunks] */
+    int n_chunks, per_chunk;  /* per_chunk: extents of which a chunk has rows */
+};
+
 struct butler_pages {
     struct butler_backend *backend;
     struct butler_places places;

@@ -88,12 +88,20 @@ static void drop(struct butler_prefix *prefix, struct block *block)
     free_block(block);
 }
 
-void butler_prefix_free(struct butler_prefix *prefix)
+void butler_prefix_clear(struct butler_prefix *prefix)
 {
-    for (struct block *block = prefix ? prefix->oldest : NULL, *next; block; block = next) {
+    for (struct block *block = prefix->oldest, *next; block; block = next) {
         next = block->newer;
         free_block(block);
     }
+    prefix->first = prefix->oldest = prefix->newest = NULL;
+    prefix->stats.bytes = 0;
+}
+
+void butler_prefix_free(struct butler_prefix *prefix)
+{
+    if (prefix)
+        butler_prefix_clear(prefix);
     free(prefix);
 }
 
@@ -302,10 +310,9 @@ static int give_up(struct butler_session *session)
     return 0;
 }
 
-int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
+/* Of a session that is empty. Returns how many tokens it has then. */
+static int adopt(struct butler_session *session, const int32_t *ids, int n)
 {
-    if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)) || check_empty(session, err) < 0)
-        return BUTLER_ERROR_ARGUMENT;
     bool state;
     const int most = may_share(session, ids, BUTLER_MIN(n, session->n_ctx), &state);
     int n_memory = whole_blocks(session, find(session, ids, most)), n_found;
@@ -326,6 +333,16 @@ int butler_session_adopt_prefix(struct butler_session *session, const int32_t *i
     if (state && !session->failed && (n_found < most || !butler_shelf_load_state(session)))
         n_found = give_up(session);
     butler_session_release_windows(session);
+    return session->n_adopted = n_found;
+}
+
+int butler_session_adopt_prefix(struct butler_session *session, const int32_t *ids, int n, struct butler_error *err)
+{
+    if (BUTLER_IS_NULL(session, err) || (n > 0 && BUTLER_IS_NULL(ids, err)) || check_empty(session, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
+    int n_found = adopt(session, ids, n);
+    if (butler_shelf_start_again(session))
+        n_found = adopt(session, ids, n);
     return session->failed ? butler_session_fault(session, err) : n_found;
 }
 

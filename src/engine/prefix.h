@@ -18,6 +18,7 @@ struct butler_session;
 struct butler_prefix *butler_prefix_new(uint64_t max_bytes, struct butler_error *err);
 void butler_prefix_free(struct butler_prefix *prefix); /* gives its pages back; may be NULL */
 
+void butler_prefix_clear(struct butler_prefix *prefix);
 /* Keeps what of the session's text was read as a prompt from the beginning on and is not known yet: its whole blocks, and if
  * `whole`, the prompt is complete, its last tokens too. Where memory is short it keeps fewer. */
 void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *session, bool whole);

@@ -2,6 +2,7 @@
  * changes no result: products and attention of a row do not depend on the other rows, and policies cut caches at positions of the
  * text. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/abi.h"
 #include "engine/library.h"
@@ -161,6 +162,37 @@ static void account(struct progress *progress, const struct butler_part *part, d
         cancel(progress);
 }
 
+/* A part has failed. Where that was because rows that lie in the library's files cannot be had, and all that the session had before
+ * this span is such rows, what it had is read again, and the span goes on. */
+static void read_again(struct progress *progress)
+{
+    struct butler_session *session = progress->span->session;
+    const int n = session->n_past, n_adopted = session->n_adopted;
+    struct butler_error *err = progress->err;
+    if (n - progress->done != n_adopted || n_adopted == 0 || n >= progress->span->prompt_end)
+        return;
+    /* As many tokens as gave n_adopted; what those behind n are does not matter. */
+    const int n_ids = n_adopted + (butler_shelf_has_states(session) ? 1 : BUTLER_MAX(session->policy.plan.observe[0], 1));
+    int32_t *ids = calloc((size_t)BUTLER_MAX(n_ids, n), sizeof *ids);
+    if (!ids)
+        return;
+    memcpy(ids, session->tokens, (size_t)n * sizeof *ids);
+    if (butler_shelf_start_again(session)) {
+        const int n_known = butler_session_adopt_prefix(session, ids, n_ids, err);
+        const struct butler_span span = {.struct_size = sizeof span,
+                                         .session = session,
+                                         .ids = ids + n_known,
+                                         .n = n - n_known,
+                                         .prompt_end = progress->span->prompt_end,
+                                         .no_logits = true};
+        if (n_known >= 0 && (n_known == n || butler_run(session->engine, &span, 1, err) == 0)) {
+            err->code = 0;
+            progress->ended = false;
+        }
+    }
+    free(ids);
+}
+
 static int run_spans(struct butler_engine *engine, struct progress *progress, int n, int *spans_of)
 {
     int n_parts, n_rows, code = 0;
@@ -179,6 +211,11 @@ static int run_spans(struct butler_engine *engine, struct progress *progress, in
             n_rows += engine->scratch.parts[i].n;
         for (int i = 0; i < n_parts; i++)
             account(&progress[spans_of[i]], &engine->scratch.parts[i], seconds * engine->scratch.parts[i].n / n_rows);
+        for (int s = 0; s < n; s++)
+            if (progress[s].err->code < 0 && progress[s].span->session->kv.lost) {
+                read_again(&progress[s]);
+                progress[s].span->session->kv.lost = false; /* one attempt */
+            }
     } while (n_parts > 0);
     for (int s = 0; s < n && code == 0; s++)
         code = progress[s].err->code;

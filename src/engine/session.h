@@ -27,6 +27,7 @@ struct butler_session {
     int n_past;
     int n_decoded;  /* tokens decoded since the last prompt: what the stopping rule counts */
     int n_dense;    /* the first tokens of the text that were read as a prompt, from the beginning on: what others can share */
+    int n_adopted;  /* tokens that the last butler_session_adopt_prefix gave */
     int n_observed; /* the metric has observed queries of positions below this one */
     int sparse_end; /* position after the last token that was read sparsely (prompt=) */
     bool evicted;   /* some token is no longer held */

@@ -181,8 +181,11 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         if (session->model->layers[l].window > 0 && !butler_kv_holds_window(&session->kv, l, n, session->model->layers[l].window))
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "layer %d has a window of %d tokens: those before token %d are gone", l,
                                session->model->layers[l].window, n);
-    if (n == 0)
+    if (n == 0) {
         session->kv.fault.code = 0;
+        session->kv.lost = false;
+        session->n_adopted = 0;
+    }
     for (int l = 0; l < session->kv.n_layers; l++) {
         butler_kv_truncate(&session->kv, l, n);
         session->selection.at[l] = session->selection.at[l] > n ? 0 : session->selection.at[l];

@@ -11,7 +11,7 @@
 
 static const char magic[8] = "butlerB1";
 
-static uint64_t rows_at(const struct butler_block_header *header)
+uint64_t butler_block_rows_at(const struct butler_block_header *header)
 {
     const uint64_t end = sizeof *header + (uint64_t)header->n * sizeof(int32_t);
     return BUTLER_CEIL_DIV(end, BUTLER_BLOCK_ALIGN) * BUTLER_BLOCK_ALIGN;
@@ -19,7 +19,7 @@ static uint64_t rows_at(const struct butler_block_header *header)
 
 static uint64_t sums_at(const struct butler_block_header *header)
 {
-    return rows_at(header) + (uint64_t)header->n_chunks * header->chunk_bytes;
+    return butler_block_rows_at(header) + (uint64_t)header->n_chunks * header->chunk_bytes;
 }
 
 uint64_t butler_block_file_bytes(const struct butler_block_header *header)
@@ -123,7 +123,7 @@ fail:
 
 int butler_block_read(const struct butler_block_file *block, int i, void *buffer, struct butler_error *err)
 {
-    const uint64_t n = block->header.chunk_bytes, at = rows_at(&block->header) + (uint64_t)i * n;
+    const uint64_t n = block->header.chunk_bytes, at = butler_block_rows_at(&block->header) + (uint64_t)i * n;
     const int code = read_at(block, buffer, n, at, err);
     if (code < 0)
         return code;
@@ -148,7 +148,7 @@ int butler_block_write(const char *path, struct butler_block_header *header, con
                        void *user, void *buffer, struct butler_error *err)
 {
     static const char zeros[BUTLER_BLOCK_ALIGN];
-    const uint64_t padding = rows_at(header) - sizeof *header - (uint64_t)header->n * sizeof *tokens;
+    const uint64_t padding = butler_block_rows_at(header) - sizeof *header - (uint64_t)header->n * sizeof *tokens;
     struct butler_writer writer = {0};
     uint64_t digest, *sums = butler_alloc((size_t)header->n_chunks * sizeof *sums, err);
     int code = sums ? 0 : BUTLER_ERROR_MEMORY;

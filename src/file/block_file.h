@@ -45,6 +45,8 @@ struct butler_block_file {
 /* Opens a block and checks all but its rows. BUTLER_ERROR_IO where it cannot be read, with *missing where there is none;
  * BUTLER_ERROR_FORMAT where it is damaged or no such file. */
 int butler_block_open(struct butler_block_file *block, const char *path, bool *missing, struct butler_error *err);
+/* Where the rows begin. */
+uint64_t butler_block_rows_at(const struct butler_block_header *header);
 /* Reads chunk i of chunk_bytes into buffer, and checks it: errors as above. */
 int butler_block_read(const struct butler_block_file *block, int i, void *buffer, struct butler_error *err);
 void butler_block_close(struct butler_block_file *block); /* also one that could not be opened */
