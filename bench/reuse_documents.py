@@ -417,6 +417,12 @@ def check(trial):
 # --------------------------------------------------------------------------------------------------------- the table
 
 
+def student(freedom):
+    """The 97.5 % quantile of Student's t."""
+    exact = 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23
+    return exact[freedom - 1] if freedom <= len(exact) else 1.96 + 2.6 / freedom
+
+
 def mean_and_half(groups):
     """The mean over all values of the groups, and half of its 95 % interval: groups are what was drawn."""
     values = [v for group in groups for v in group]
@@ -424,7 +430,7 @@ def mean_and_half(groups):
     if n < 2:
         return mean, float("nan")
     spread = sum((sum(v - mean for v in group)) ** 2 for group in groups) * n / (n - 1)
-    return mean, 1.96 * math.sqrt(spread) / len(values)
+    return mean, student(n - 1) * math.sqrt(spread) / len(values)
 
 
 def table(rows):
@@ -447,8 +453,8 @@ def table(rows):
             loss, half = mean_and_half(list(groups.values()))
             mean = lambda key: sum(row[key] for row in found) / len(found)
             less = "" if way == "full" else f"{loss:.1f} ± {half:.1f}"
-            print(f"| {task}{'' if counts else ' (does not count)'} | {len(found)} | {way} | {100 * mean('again'):.0f} % | {100 * mean('score'):.1f} | "
-                  f"{less} | {100 * mean('same'):.0f} % | {mean('kl'):.3f} |")
+            print(f"| {task}{'' if counts else ' (does not count)'} | {len(found)} | {way} | {100 * mean('again'):.0f} % | "
+                  f"{100 * mean('score'):.1f} | {less} | {100 * mean('same'):.0f} % | {mean('kl'):.3f} |")
 
 
 def main():
