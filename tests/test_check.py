@@ -1,6 +1,7 @@
 """tools/ci/check.py counts what suites say: recorded output of two releases of cmocka, and output that says nothing."""
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -112,6 +113,27 @@ def test_a_suite_that_cannot_be_read_fails(tmp_path, monkeypatch):
     assert (good.passed, good.failed, good.skipped) == (1, 2, 1)
     crash = check.Job("plain/crash", ["sh", "-c", "echo 3 passed, 0 failed; exit 3"], 10, "script").run()
     assert crash.failed == 1 and crash.reasons == ["exit status 3"]
+
+
+def test_jobs_run_as_they_come_slow_ones_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(check, "LOGS", tmp_path)
+    totals = {"passed": 0, "failed": 0, "skipped": 0}
+    runner = check.Runner(1, totals)
+
+    def job(name, words, timeout=10):
+        return check.Job(name, ["sh", "-c", words], timeout, "script")
+    begun, marker = tmp_path / "begun", tmp_path / "go"
+    runner.add([job("plain/test_first", f"touch {begun}; until test -e {marker}; do sleep 0.01; done; echo 1 passed, 0 failed")])
+    while not begun.exists():
+        time.sleep(0.01)
+    runner.add([job("asan/test_quick", "echo 1 passed, 2 failed")])
+    runner.add([job("tsan/test_hangs", "echo 5 passed, 0 failed; sleep 60", 0.3), job("tsan/test_run", "echo 1 passed, 0 failed, 3 skipped")])
+    marker.touch()
+    runner.wait()
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines() if "/test_" in line]
+    assert [line[:2] for line in lines] == [["ok", "plain/test_first"], ["ok", "tsan/test_run"], ["FAIL", "asan/test_quick"], ["FAIL", "tsan/test_hangs"]]
+    assert "stopped after 0.3 s" in lines[3][2] and totals == {"passed": 8, "failed": 3, "skipped": 3}
+    assert float(lines[0][2].split("(CPU ")[1].split()[0]) >= 0
 
 
 def test_a_warning_is_a_failure_and_the_tests_run(tmp_path, monkeypatch, capsys):
