@@ -567,6 +567,10 @@ static void check_q8(const struct butler_kernels *table, enum butler_type type, 
             assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
             table->matmul_q16[type](&few, 1, w + r * row_bytes, row_bytes, 1, one, 1, n);
             assert_same_bits(name, table->isa, n, (int)r, few, got);
+            if (!table->matmul_low[type])
+                continue;
+            table->matmul_low[type](&few, 1, w + r * row_bytes, row_bytes, 1, one, 1, n);
+            assert_same_bits(name, table->isa, n, (int)r, few, got);
         }
     }
     /* What is no number anywhere is none in that token's results, and nobody else's. */

@@ -28,6 +28,7 @@ struct matmul_job {
     const unsigned char *q16; /* x in integers, or NULL */
     float most;               /* their greatest magnitude */
     int n;
+    bool low; /* matmul_low */
 };
 
 static int n_rows_of(const struct matmul_job *job)
@@ -98,8 +99,8 @@ static void gemv_task(void *context, int task, int thread)
     const struct butler_matrix *w = part.w;
     (void)thread;
     if (job->q16)
-        job->kernels->matmul_q16[w->type](result_of(&part, 0), (size_t)w->n_rows, part.rows, w->row_bytes, part.n_rows, job->q16,
-                                          job->n, w->n_cols);
+        (job->low ? job->kernels->matmul_low : job->kernels->matmul_q16)[w->type](
+            result_of(&part, 0), (size_t)w->n_rows, part.rows, w->row_bytes, part.n_rows, job->q16, job->n, w->n_cols);
     else
         for (int t = 0; t < job->n; t++)
             job->kernels->gemv[w->type](result_of(&part, t), part.rows, w->row_bytes, part.n_rows,
@@ -120,7 +121,7 @@ static void quantise_task(void *context, int task, int thread)
     (void)thread;
     for (int t = task * QUANTISED_TOKENS; t < BUTLER_MIN(job->n, (task + 1) * QUANTISED_TOKENS); t++)
         job->kernels->quantise_q16((unsigned char *)job->q16 + (size_t)t * butler_q16_bytes(job->n_cols), job->products[0].w->type,
-                                   job->x + (size_t)t * (size_t)job->n_cols, job->n_cols, job->n == 1, job->most);
+                                   job->x + (size_t)t * (size_t)job->n_cols, job->n_cols, job->n == 1 || job->low, job->most);
 }
 
 static void q16_matmul(struct butler_pool *pool, struct matmul_job job)
@@ -208,6 +209,7 @@ static void one_type(struct butler_backend *backend, struct matmul_job job)
     const struct butler_matrix *w = job.products[0].w;
     const bool q16 = kernels->q16 && kernels->matmul_q16[w->type], q8 = q16 && backend->activation_bits == 8;
     job.most = q8 ? BUTLER_Q8_MAX : BUTLER_Q16_MAX;
+    job.low = q8 && kernels->matmul_low[w->type];
     job.rows_per_task = q16 || job.n <= GEMV_TOKENS ? gemv_rows(n_rows_of(&job), w->row_bytes, butler_pool_size(backend->pool))
                                                     : panel_rows(job.n_cols);
     if (q8 && job.n >= UNPACK_TOKENS)

@@ -133,6 +133,9 @@ struct butler_kernels {
     void (*quantise_q16)(void *q16, enum butler_type type, const float *x, int n, bool alone, float most);
     void (*matmul_q16[BUTLER_N_TYPES])(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16,
                                        int n_tokens, int n);
+    /* matmul_q16 for tokens quantised alone, to BUTLER_Q8_MAX: their high bytes, all 0, are not multiplied. NULL: not faster. */
+    void (*matmul_low[BUTLER_N_TYPES])(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16,
+                                       int n_tokens, int n);
     /* Activations in 8-bit integers for many tokens, with the bits of matmul_q16 for them. quantise_q8 makes blocks of
      * BUTLER_Q8_TOKENS tokens, each in butler_q8_bytes(n) bytes at a multiple of 64: here of n_tokens <= BUTLER_Q8_TOKENS,
      * x[n_tokens] [n]. unpack_q8 makes a panel of rows, at a multiple of 64, as q8_signed says; multiply_q8 takes it and the blocks

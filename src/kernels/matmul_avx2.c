@@ -66,6 +66,14 @@ INLINE ints dots(enum butler_type type, const bytes w[2], const int8_t *x)
     return _mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(256)), _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
 }
 
+INLINE ints low_dots(enum butler_type type, const bytes w[2], const int8_t *x)
+{
+    __m256i s = _mm256_maddubs_epi16(w[0], load_bytes(x + BYTES));
+    if (!narrow_units(type))
+        s = _mm256_add_epi16(s, _mm256_maddubs_epi16(w[1], load_bytes(x + 3 * BYTES)));
+    return _mm256_madd_epi16(s, _mm256_set1_epi16(1));
+}
+
 INLINE ints word_dots(enum butler_type type, const bytes words[4], const int8_t *x)
 {
     ints s = _mm256_madd_epi16(words[0], load_bytes(x));
@@ -321,9 +329,34 @@ INLINE vec add_chains(const vec v[2])
 
 #include "kernels/simd_q8.h"
 
+/* Weights of 8 bits meet words here, in which there is nothing to leave out. */
+#define MATMUL_LOW(name, type)                                                                                                     \
+    static void name##_rows(struct butler_results y, size_t step, struct weight_rows w, int n_rows, bool is_followed,              \
+                            const int8_t *x, int n_tokens, int n)                                                                  \
+    {                                                                                                                              \
+        rows_with_tokens(type, y, step, w, n_rows, is_followed, (struct q16_tokens){x, n_tokens, LOW}, n);                         \
+    }                                                                                                                              \
+    static void name(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16, int n_tokens, int n) \
+    {                                                                                                                              \
+        each_rows(name##_rows, name##_rows, (struct butler_results){y, y_stride}, (struct weight_rows){w, row_bytes}, n_rows, q16, \
+                  n_tokens, n);                                                                                                    \
+    }
+
+MATMUL_LOW(low_q4_0, BUTLER_Q4_0)
+MATMUL_LOW(low_q4_1, BUTLER_Q4_1)
+MATMUL_LOW(low_q5_0, BUTLER_Q5_0)
+MATMUL_LOW(low_q4_k, BUTLER_Q4_K)
+MATMUL_LOW(low_q6_k, BUTLER_Q6_K)
+#undef MATMUL_LOW
+
 void butler_kernels_matmul_avx2(struct butler_kernels *table)
 {
     fill_matmul(table);
+    table->matmul_low[BUTLER_Q4_0] = low_q4_0;
+    table->matmul_low[BUTLER_Q4_1] = low_q4_1;
+    table->matmul_low[BUTLER_Q5_0] = low_q5_0;
+    table->matmul_low[BUTLER_Q4_K] = low_q4_k;
+    table->matmul_low[BUTLER_Q6_K] = low_q6_k;
     fill_q8(table);
 }
 BUTLER_TARGET_END

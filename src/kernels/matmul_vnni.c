@@ -50,6 +50,11 @@ INLINE ints dots(enum butler_type type, const bytes w[2], const int8_t *x)
     return narrow_units(type) ? s : _mm512_dpbusd_epi32(s, w[1], load_bytes(x + 3 * BYTES));
 }
 
+INLINE ints low_dots(enum butler_type type, const bytes w[2], const int8_t *x)
+{
+    return dots(type, w, x); /* not used: matmul_low is NULL here */
+}
+
 INLINE ints word_dots(enum butler_type type, const bytes words[4], const int8_t *x)
 {
     ints s = _mm512_dpwssd_epi32(_mm512_setzero_si512(), words[0], load_bytes(x));
@@ -284,6 +289,7 @@ INLINE vec add_chains(const vec v[4])
 void butler_kernels_matmul_vnni(struct butler_kernels *table)
 {
     fill_matmul(table);
+    memset(table->matmul_low, 0, sizeof table->matmul_low); /* those of AVX2 take tokens in another form */
     fill_q8(table);
 }
 BUTLER_TARGET_END

@@ -16,6 +16,7 @@
  *   load_weights(type, w, row, step)   step `step` of a row's chunk: w[0] the first 16 columns of each unit, w[1] the others
  *   widen_weights(type, words, w)      the same as signed words: words[k] columns [8 k, 8 k + 8) of each unit
  *   dots(type, w, x)                   products of bytes with one token's step: four lanes a unit
+ *   low_dots(type, w, x)               the same where high bytes are 0
  *   word_dots(type, words, x)          products of words with a step of one of many tokens: the same
  *   sum_rows(v)                        of four vectors the sums of each four lanes, as above
  *   halves_of_rows(p, row_bytes, size) the half at p + r row_bytes + u size in lane 4 u + r
@@ -223,10 +224,13 @@ struct weight_rows {
     size_t bytes;
 };
 
+/* Which bytes of weights meet: those of one token, the low ones of few tokens, each quantised alone, or words of many. */
+enum form { ALONE, LOW, WORDS };
+
 /* A chunk of four rows with one token, or with n_tokens of them, x_bytes apart. Of blocks of 32, units from n_units on are of
  * another row and do not count, whatever their scales are. */
 INLINE void chunk(enum butler_type type, vec *acc, struct weight_rows w, int n_units, const int8_t *x, size_t x_bytes, int n_tokens,
-                  bool alone)
+                  enum form form)
 {
     vec scales[MAX_STEPS], minima[MAX_STEPS];
     load_scales(type, scales, minima, w.at, w.bytes);
@@ -241,7 +245,7 @@ INLINE void chunk(enum butler_type type, vec *acc, struct weight_rows w, int n_u
         UNROLL
         for (int r = 0; r < ROWS; r++) {
             load_weights(type, weights[r], w.at + (size_t)r * w.bytes, s);
-            if (!alone)
+            if (form == WORDS)
                 widen_weights(type, words[r], weights[r]);
         }
         for (int t = 0; t < n_tokens; t++) {
@@ -250,9 +254,11 @@ INLINE void chunk(enum butler_type type, vec *acc, struct weight_rows w, int n_u
             ints products[ROWS];
             UNROLL
             for (int r = 0; r < ROWS; r++)
-                products[r] = alone ? dots(type, weights[r], step) : word_dots(type, words[r], step);
+                products[r] = form == ALONE ? dots(type, weights[r], step)
+                              : form == LOW ? low_dots(type, weights[r], step)
+                                            : word_dots(type, words[r], step);
             ints sum = sum_rows(products);
-            if (alone && zero_of(type))
+            if (form != WORDS && zero_of(type))
                 sum = add_ints(sum, load_ints(rest));
             acc[t] = vec_fma(ints_to_floats(sum), vec_mul(scales[s], vec_load(x_scales)), acc[t]);
             if (has_minimum(type))
@@ -308,11 +314,10 @@ INLINE void tq2_of_tq1(uint8_t *out, const uint8_t *block)
     memcpy(out + TQ2_0_SCALE, block + TQ1_0_SCALE, 2);
 }
 
-/* n tokens. alone: one, quantised for a call of its own. */
 struct q16_tokens {
     const int8_t *at;
     int n;
-    bool alone;
+    enum form form;
 };
 
 /* n_rows rows, ROWS or fewer: what is missing, and what a last chunk lacks, is filled up with zeros in a copy. is_followed: each
@@ -331,7 +336,7 @@ INLINE void rows_with_tokens(enum butler_type type, struct butler_results y, siz
         uint8_t copy[ROWS][CHUNK_BYTES];
         const uint8_t *from = w;
         size_t stride = rows.bytes;
-        if (x.alone)
+        if (x.form != WORDS)
             prefetch_chunk(type, w, rows.bytes);
         const bool is_part = n - c < columns && (!is_followed || n < columns);
         if (n_rows < ROWS || is_part || type == BUTLER_TQ1_0) {
@@ -347,7 +352,7 @@ INLINE void rows_with_tokens(enum butler_type type, struct butler_results y, siz
             stride = CHUNK_BYTES;
         }
         chunk(type == BUTLER_TQ1_0 ? BUTLER_TQ2_0 : type, acc, (struct weight_rows){from, stride}, (n - c) / BLOCK, at, x_bytes,
-              x.n, x.alone);
+              x.n, x.form);
         w += size;
         at += (size_t)chunk_steps(type) * step_bytes(type);
     }
@@ -386,12 +391,12 @@ static void each_rows(rows_fn *one, rows_fn *some, struct butler_results y, stru
                            const int8_t *x, int n_tokens, int n)                                                                   \
     {                                                                                                                              \
         (void)n_tokens;                                                                                                            \
-        rows_with_tokens(type, y, step, w, n_rows, is_followed, (struct q16_tokens){x, 1, true}, n);                               \
+        rows_with_tokens(type, y, step, w, n_rows, is_followed, (struct q16_tokens){x, 1, ALONE}, n);                              \
     }                                                                                                                              \
     static void name##_some(struct butler_results y, size_t step, struct weight_rows w, int n_rows, bool is_followed,              \
                             const int8_t *x, int n_tokens, int n)                                                                  \
     {                                                                                                                              \
-        rows_with_tokens(type, y, step, w, n_rows, is_followed, (struct q16_tokens){x, n_tokens, false}, n);                       \
+        rows_with_tokens(type, y, step, w, n_rows, is_followed, (struct q16_tokens){x, n_tokens, WORDS}, n);                       \
     }                                                                                                                              \
     static void name(float *y, size_t y_stride, const void *w, size_t row_bytes, int n_rows, const void *q16, int n_tokens, int n) \
     {                                                                                                                              \
