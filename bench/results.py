@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the tables of docs/results.md, bench/tables.md and bench/ruler.md, and docs/results.svg, from bench/results.jsonl.
+"""Makes the tables of docs/results.md, bench/tables.md and bench/ruler.md, and docs/results.svg and docs/results-qwen.svg, from
+bench/results.jsonl.
 
     bench/results.py [ROWS.jsonl ...]    takes rows of `butler eval` over into bench/results.jsonl, then writes tables and picture
 Of several rows of one measurement the one with most items is kept."""
@@ -11,7 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODEL, GEMMA = "smollm2.gguf", "gemma3-270m.gguf"
+MODEL, GEMMA, QWEN = "smollm2.gguf", "gemma3-270m.gguf", "qwen2.5-coder-0.5b.gguf"
+MODEL_NAMES = {QWEN: "Qwen 0.5B", MODEL: "SmolLM2"}  # of the claims, the first that was measured
 KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read date version commit".split()
 
 # A task is (task, subset, metric); a column of a table is (task, budget).
@@ -19,7 +21,8 @@ PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, 
     ("ppl", None, "ppl"), ("coref", None, "coverage"), ("ruler", "niah_single_1", "string_match"), ("ppl", "book", "ppl"),
     ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"), ("recall", None, "top_half_accuracy"),
     ("mc", "all sets, 5 shots", "mean"), ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
-TITLES = {PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
+MULTIKEY = ("ruler", "niah_multikey_2", "string_match")
+TITLES = {MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
           RULER_4K: "RULER, 4,096 tokens, %", RULER_8K: "RULER, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -38,12 +41,16 @@ SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_ea
 FEW_SHOT = [name for name in SETS if name != "boolq"]  # whose five examples are over a thousand tokens
 MEANS = {QUESTIONS: [("mc", f"{name}, 5 shots", SETS[name][0]) for name in FEW_SHOT],  # what a mean is of
          RULER_4K: RULER[4096], RULER_8K: RULER[7900]}
-DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), QUEST: ("#009e73", ""), BUTLER2: ("#d55e00", ""),
+DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), "fier:levels=means": ("#003860", ""), "tinyserve": ("#17becf", ""), QUEST: ("#009e73", ""), BUTLER2: ("#d55e00", ""),
          "snapkv": ("#cc79a7", "6 3"), "pyramidkv": ("#8c564b", "6 3"), "tova": ("#9467bd", "6 3"), H2O: ("#e69f00", "6 3"), VATP: ("#b8a000", "6 3"),
          "scissorhands": ("#7f7f3f", "6 3"), "streaming": ("#56b4e9", "6 3"), "knorm": ("#444", "6 3"), "random": ("#aaa", "2 3")}  # colour, dashes
+QWEN_TABLE = [(BOOK, 0.11), (BOOK, 0.25), (KEY, 64), (KEY, 0.11), (MULTIKEY, 128), (MULTIKEY, 0.11)]
+QWEN_BUDGETS = (0.11, 0.25, 64, 128)
+QWEN_PANELS = {BOOK: 1.2, KEY: 0, MULTIKEY: 0}
 PANELS = {RULER_4K: 0, KEY: 0, QUESTIONS: 0, NAMED: 0, BOOK: 1.2, PPL: 2}  # the lower edge, times full's value
 NOT_SHOWN = {"pagestats", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
+FLOOR = 0.3  # what full attention must reach in a task that is scored in %, or the task tests no policy; Rouge is no such score
 CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is compared with, budget), "as good" or "better"
     ("FIER: full quality at 11 %", (PPL, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (BOOK, FIER, "full", 0.11), "as good"),
@@ -51,6 +58,10 @@ CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is comp
     ("FIER: full quality at 11 %", (KEY, FIER, "full", 0.11), "as good"),
     ("FIER: full quality at 11 %", (QUESTIONS, FIER, "full", 0.11), "as good"),
     ("FIER finds more pass keys than Quest (87 to 60 %)", (KEY, FIER, QUEST, 0.11), "better"),
+    ("FIER: full quality at 32 to 512 tokens of 10,000", (KEY, FIER, "full", 64), "as good"),
+    ("FIER: full quality at 32 to 512 tokens of 10,000", (MULTIKEY, FIER, "full", 128), "as good"),
+    ("FIER finds more pass keys than Quest (87 to 60 %)", (KEY, FIER, QUEST, 64), "better"),
+    ("FIER finds more pass keys than Quest (87 to 60 %)", (MULTIKEY, FIER, QUEST, 128), "better"),
     ("FIER is better than SnapKV on LongBench", (NEWS, FIER, "snapkv", 2048), "better"),
     ("TokenButler: 75 % of the top half found", (TOP_HALF, BUTLER2, 0.75, 0.5), "better"),
     ("TokenButler: 2 % more perplexity at 50 %", (PPL, BUTLER2, "full", 0.5), "as good"),
@@ -68,6 +79,9 @@ CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is comp
     ("H2O keeps quality at 20 % (here 25 %)", (NAMED, H2O, "full", 0.25), "as good"),
     ("H2O is better than recent tokens alone", (PPL, H2O, "streaming", 0.25), "better"),
     ("TinyServe: pages keep quality at 2,048 tokens", (KEY, QUEST, "full", 0.5), "as good"),
+    ("TinyServe: pages keep quality at 2,048 tokens", (BOOK, "tinyserve", "full", 0.25), "as good"),
+    ("TinyServe: pages keep quality at 2,048 tokens", (MULTIKEY, "tinyserve", "full", 0.11), "as good"),
+    ("TinyServe: pages are better than StreamingLLM", (MULTIKEY, "tinyserve", "streaming", 0.11), "better"),
     ("TinyServe: pages are better than StreamingLLM", (KEY, QUEST, "streaming", 0.11), "better"),
 ]
 
@@ -200,21 +214,44 @@ def verdict(kind, low, high):
     return "shows" if high < 0 else "does not" if low > 0 else "undecided"
 
 
-def claims(rows):
-    lines = ["| claim | task, budget | policy | compared with | verdict |", "| --- | --- | --- | --- | --- |"]
+def judge(rows, task, mine, theirs, kind, budget):
+    """The verdict of a claim, or why the task cannot test it."""
+    full, oracle = find(rows, task, "full", None), find(rows, task, "oracle", budget)
+    if full and task[2] not in ("ppl", "rouge_l") and full["value"] < FLOOR:
+        return f"not testable: full attention has {number(task, full['value'])} %"
+    if kind == "better" and isinstance(theirs, dict) and mine["value"] == theirs["value"] == 0:
+        return "not testable: neither finds any"
+    result = verdict(kind, *loss(task, mine, theirs)[1:])
+    if result == "does not" and kind == "as good" and oracle and verdict(kind, *loss(task, oracle, theirs)[1:]) == result:
+        return "not testable: oracle fails too"
+    return result
+
+
+def compared(task, mine, theirs, other):
+    """What a claim's row is compared with: the difference on its own items where there is one, otherwise the other's interval."""
+    if not isinstance(other, str):
+        return number(task, other)
+    if base_of(mine) == other and None not in (mine.get("difference") or {"ci": [None]})["ci"]:
+        low, high = (number(task, end) for end in mine["difference"]["ci"])
+        return f"`{other}` {number(task, mine['value'] - mine['difference']['value'])} ({low} … {high})"
+    return f"`{other}` {interval(task, theirs)}"
+
+
+def claims(models, absent=True):
+    """One row for each claim, of the first model of {name: rows} that has what it compares; with `absent` also those that none has."""
+    lines = ["| claim | model | task, budget | policy | `oracle` | compared with (difference) | verdict |", "| --- | --- | --- | --- | ---: | --- | --- |"]
     for text, (task, name, other, budget), kind in CLAIMS:
-        mine = find(rows, task, name, budget, other)
-        theirs = find(rows, task, other, budget) if isinstance(other, str) else other
-        result = verdict(kind, *loss(task, mine, theirs)[1:]) if mine and theirs else "not measured"
-        ours = f"`{name}`" + (f" {interval(task, mine)}" if mine else "")
-        if not isinstance(other, str):
-            others = number(task, other)
-        elif mine and base_of(mine) == other and None not in (mine.get("difference") or {"ci": [None]})["ci"]:  # on the items of this row
-            ends = " … ".join(number(task, end) for end in mine["difference"]["ci"])
-            others = f"`{other}` {number(task, mine['value'] - mine['difference']['value'])}; difference {ends}"
+        told = f"{TITLES[task]}, {budget_text(budget)}"
+        for model, rows in models.items():
+            mine = find(rows, task, name, budget, other)
+            theirs = find(rows, task, other, budget) if isinstance(other, str) else other
+            if mine and theirs:
+                oracle = find(rows, task, "oracle", budget)
+                lines.append(f"| {text} | {model} | {told} | `{name}` {interval(task, mine)} | {number(task, oracle['value']) if oracle else ''} | "
+                             f"{compared(task, mine, theirs, other)} | {judge(rows, task, mine, theirs, kind, budget)} |")
+                break
         else:
-            others = f"`{other}`" + (f" {interval(task, theirs)}" if theirs else "")
-        lines.append(f"| {text} | {TITLES[task]}, {budget_text(budget)} | {ours} | {others} | {result} |")
+            lines += [] if not absent else [f"| {text} | | {told} | `{name}` | | | not measured |"]
     return "\n".join(lines)
 
 
@@ -227,15 +264,15 @@ def published(rows):
     return "\n".join(lines)
 
 
-def panel(rows, task, left, top, width, height):
-    """One task: the score (up is better, so perplexity is upside down) against the share of the KV bytes read, 5 to 100 %. What is worse than
-    the lower edge lies on it."""
-    full = find(rows, task, "full", None)["value"]
-    worst = full * PANELS[task]
+def panel(rows, task, edge, budgets, left, top, width, height):
+    """One task: the score (up is better, so perplexity is upside down) against the share of the KV bytes read, 1 to 100 %. What is worse than
+    the lower edge, `edge` times full attention's score, lies on it. Returns its parts and the policies that have points."""
+    full, named = find(rows, task, "full", None)["value"], []
+    worst, least = full * edge, 0.05 if min(budgets) >= 0.05 and max(budgets) <= 1 else 0.01
     best = full + (full - worst) / 10
 
     def x(read):
-        return left + width * math.log(max(read, 0.05) / 0.05) / math.log(1 / 0.05)
+        return left + width * math.log(max(read, least) / least) / math.log(1 / least)
 
     def y(value):
         return top + height * min(max((best - value) / (best - worst), 0), 1)
@@ -244,29 +281,36 @@ def panel(rows, task, left, top, width, height):
              f'<line x1="{left}" y1="{y(full):.1f}" x2="{left + width}" y2="{y(full):.1f}" stroke="#bbb" stroke-width="3"/>']
     for value, text in ((full, "full " + number(task, full)), (worst, ("≥ " if worst else "") + number(task, worst))):
         parts.append(f'<text x="{left - 5}" y="{y(value) + 4:.1f}" text-anchor="end">{text}</text>')
-    for read in (0.05, 0.1, 0.2, 0.5, 1):
-        parts.append(f'<text x="{x(read):.1f}" y="{top + height + 16}" text-anchor="middle">{100 * read:.0f}</text>')
+    for read in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1):
+        if read >= least:
+            parts.append(f'<text x="{x(read):.1f}" y="{top + height + 16}" text-anchor="middle">{100 * read:.0f}</text>')
     for name, (colour, dashes) in DRAWN.items():
-        points = sorted((row["kv_read"], row["value"]) for budget in BUDGETS for row in [find(rows, task, name, budget)] if row)
-        line = " ".join(f"{x(read):.1f},{y(value):.1f}" for read, value in points)
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>')
-        parts += [f'<circle cx="{x(read):.1f}" cy="{y(value):.1f}" r="2.5" fill="{colour}"/>' for read, value in points]
-    return parts
+        points = sorted((row["kv_read"], row["value"]) for budget in budgets for row in [find(rows, task, name, budget)] if row)
+        if points:
+            named.append(name)
+            line = " ".join(f"{x(read):.1f},{y(value):.1f}" for read, value in points)
+            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>')
+            parts += [f'<circle cx="{x(read):.1f}" cy="{y(value):.1f}" r="2.5" fill="{colour}"/>' for read, value in points]
+    return parts, named
 
 
-def picture(rows):
-    """Six panels and what the colours mean."""
+def picture(rows, panels, budgets):
+    """Panels, three in a row, and what the colours mean."""
     width, height, across, down = 220, 150, 300, 205
-    tasks = [task for task in PANELS if find(rows, task, "full", None)]
-    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 500" font-family="sans-serif" font-size="12">',
-             '<rect width="100%" height="100%" fill="white"/>']
+    tasks = [task for task in panels if find(rows, task, "full", None)]
+    below, parts, named = 26 + down * -(-len(tasks) // 3), [], set()
     for i, task in enumerate(tasks):
-        parts += panel(rows, task, 62 + i % 3 * across, 26 + i // 3 * down, width, height)
-    parts.append('<text x="450" y="412" text-anchor="middle">KV bytes read per step, % of full attention; budgets of 5, 11, 25 and 50 %</text>')
-    for i, (name, (colour, dashes)) in enumerate(DRAWN.items()):
-        left, top = 62 + i % 5 * 172, 438 + i // 5 * 22
+        drawn, names = panel(rows, task, panels[task], budgets, 62 + i % 3 * across, 26 + i // 3 * down, width, height)
+        parts, named = parts + drawn, named | set(names)
+    shown = [(name, how) for name, how in DRAWN.items() if name in named]
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {}" font-family="sans-serif" font-size="12">'.format(
+        below + 20 + 22 * -(-len(shown) // 5)), '<rect width="100%" height="100%" fill="white"/>', *parts,
+        f'<text x="450" y="{below - 4}" text-anchor="middle">KV bytes read per step, % of full attention; budgets of {", ".join(map(budget_text, budgets))}</text>']
+    for i, (name, (colour, dashes)) in enumerate(shown):
+        left, top = 62 + i % 5 * 172, below + 22 + i // 5 * 22
+        title = name if name.endswith("means") else name.partition(":")[0]
         parts.append(f'<line x1="{left}" y1="{top}" x2="{left + 26}" y2="{top}" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
-                     f'<text x="{left + 32}" y="{top + 4}">{name.partition(":")[0]}</text>')
+                     f'<text x="{left + 32}" y="{top + 4}">{title}</text>')
     return "\n".join(parts) + "\n</svg>\n"
 
 
@@ -284,8 +328,8 @@ def one_predictor(models):
 
 
 def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "results.md", ROOT / "bench" / "tables.md", ROOT / "bench" / "ruler.md"),
-         drawing=ROOT / "docs" / "results.svg"):
-    models = {MODEL: {}, GEMMA: {}}
+         drawings=(ROOT / "docs" / "results.svg", ROOT / "docs" / "results-qwen.svg")):
+    models = {MODEL: {}, GEMMA: {}, QWEN: {}}
     for path in [store, *files]:
         for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
             row = {key: value for key, value in json.loads(line).items() if key in KEPT}
@@ -300,10 +344,11 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
             del rows[key]
     one_predictor(models)
     store.write_text("".join(json.dumps(row) + "\n" for rows in models.values() for row in rows.values()), encoding="utf-8")
-    rows = models[MODEL] | means(models[MODEL])
+    found = {name: models[model] | means(models[model]) for model, name in MODEL_NAMES.items()}
+    rows = found[MODEL_NAMES[MODEL]]
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
-              "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL),
-              "claims": claims(rows), "published": published(rows),
+              "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE),
+              "claims": claims(found), "claims of SmolLM2": claims({MODEL_NAMES[MODEL]: rows}, absent=False), "published": published(rows),
               **{f"{length} {budget_text(budget)}": table(rows, [(task, budget) for task in tasks], titles={})
                  for length, tasks in RULER.items() for budget in BUDGETS}}
     for page in pages:
@@ -311,7 +356,8 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
         for name, piece in pieces.items():
             text = re.sub(rf"(<!-- {name} -->\n)(\|.*\n)*", lambda m, piece=piece: f"{m[1]}{piece}\n", text)
         page.write_text(text, encoding="utf-8")
-    drawing.write_text(picture(rows), encoding="utf-8")
+    for drawing, own, panels, budgets in zip(drawings, (rows, found[MODEL_NAMES[QWEN]]), (PANELS, QWEN_PANELS), (BUDGETS, QWEN_BUDGETS)):
+        drawing.write_text(picture(own, panels, budgets), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -42,9 +42,10 @@ def test_pages_are_what_the_script_makes(results, tmp_path):
     for page, real in zip(pages, PAGES):
         page.write_text(re.sub(r"(?m)^\| .*\d.*\|$", "| typed |", real.read_text()))
         assert page.read_text() != real.read_text()
-    results.main([], store, pages, tmp_path / "results.svg")
+    results.main([], store, pages, [tmp_path / "results.svg", tmp_path / "results-qwen.svg"])
     assert [page.read_text() for page in pages] == [page.read_text() for page in PAGES]
-    assert (tmp_path / "results.svg").read_text() == (ROOT / "docs" / "results.svg").read_text()
+    for name in ("results.svg", "results-qwen.svg"):
+        assert (tmp_path / name).read_text() == (ROOT / "docs" / name).read_text()
     assert store.read_text() == STORE.read_text()
 
 
@@ -53,7 +54,7 @@ def pieces(results, tmp_path, rows, *names):
     store, page = tmp_path / "store.jsonl", tmp_path / "page.md"
     page.write_text("".join(f"before {name}\n<!-- {name} -->\n| old |\n\n" for name in names))
     store.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    results.main([], store, [page], tmp_path / "page.svg")
+    results.main([], store, [page], [tmp_path / "page.svg"])
     text = page.read_text()
     assert "old" not in text and text.count("before") == len(names)
     return {name: text.split(f"<!-- {name} -->\n")[1].split("\n\n")[0] for name in names}
@@ -73,7 +74,7 @@ def test_rows_become_cells_and_verdicts(results, tmp_path):
     assert "| `h2o` |  |  | 30.0 [28.0, 31.0] · 25 % | 25.0 [23.0, 26.0] · 50 % |" in found["short"]
     assert "21.0 [20.0, 22.0] · 50 % · n 50 |" in found["short"], "another number of items than most"
     assert "knorm" not in found["short"], "one cell is no row"
-    verdicts = re.findall(r"^\| ([^|]*) \| WikiText-2, ppl, (\d+) % \|.*\| ([\w ]+) \|$", found["claims"], re.M)
+    verdicts = re.findall(r"^\| ([^|]*) \| (?:SmolLM2)? ?\| WikiText-2, ppl, (\d+) % \|.*\| ([\w ]+) \|$", found["claims"], re.M)
     assert dict((claim, found) for claim, _, found in verdicts if found != "not measured") == {
         "FIER: full quality at 11 %": "shows", "VATP is better than H2O at 50 %": "shows", "H2O keeps quality at 20 % (here 25 %)": "does not"}
 
@@ -81,14 +82,31 @@ def test_rows_become_cells_and_verdicts(results, tmp_path):
 def test_same_items_beside_another_policy(results, tmp_path):
     """A row that was measured beside the other policy decides what two intervals leave open."""
     rows = [row("full", 1, 20, [10, 30]), row("h2o", 0.5, 25, [15, 35], (5, 4, 6)), row("h2o+vatp", 0.5, 24, [14, 34], (4, 3, 5))]
-    claim = re.compile(r"\| VATP is better than H2O at 50 % \| WikiText-2.*")
+    claim = re.compile(r"\| VATP is better than H2O at 50 % \| SmolLM2 \| WikiText-2.*")
     assert claim.search(pieces(results, tmp_path, rows, "claims")["claims"])[0].endswith("| undecided |")
     beside = {**rows[2], "difference": {"to": "h2o:budget=0.5", "value": -1, "ci": [-1.5, -0.5]}}
     line = claim.search(pieces(results, tmp_path, [*rows, beside], "claims")["claims"])[0]
-    assert line.endswith("| `h2o` 25.0; difference -1.5 … -0.5 | shows |")
+    assert line.endswith("| `h2o` 25.0 (-1.5 … -0.5) | shows |")
     assert len((tmp_path / "store.jsonl").read_text().splitlines()) == 4, "both rows are kept"
     pieces(results, tmp_path, [*rows, beside, {key: value for key, value in rows[1].items() if key != "difference"}], "claims")
     assert len((tmp_path / "store.jsonl").read_text().splitlines()) == 4, "a row beside none tells less"
+
+
+def test_a_task_that_tests_nothing_says_so(results, tmp_path):
+    """The oracle at the same budget fails too, full attention is below the floor, neither of two has any; and the first model that was measured counts."""
+    def key(policy, value, budget=0.5, **more):
+        low, high = max(value - 0.01, 0), min(value + 0.01, 1)
+        return {**row(policy, 1 if policy == "full" else budget, value, [low, high], metric="string_match", length=4096, config="mode=prefill"), "task": "ruler", "subset": "niah_single_1", **more}
+    rows = [row("full", 1, 20, [19, 21]), row("fier", 0.11, 30, [29, 31], (10, 9, 11)), row("oracle", 0.11, 25, [24, 26], (5, 4, 6)),
+            key("full", 0.9), key("h2o", 0), key("h2o+vatp", 0), key("quest", 0.5)]
+    lines = pieces(results, tmp_path, rows, "claims")["claims"].splitlines()
+    verdict = lambda claim, task: next(line for line in lines if line.startswith(f"| {claim}") and task in line).split(" | ")[-1].rstrip(" |")
+    assert verdict("FIER: full quality at 11 %", "WikiText-2") == "not testable: oracle fails too"
+    assert verdict("VATP is better than H2O at 50 %", "pass key") == "not testable: neither finds any"
+    assert verdict("TinyServe: pages keep quality", "pass key in 4,096 tokens, %, 50 %") == "does not"
+    weak = [key("full", 0.2, model="qwen2.5-coder-0.5b.gguf"), key("quest", 0.1, model="qwen2.5-coder-0.5b.gguf")]
+    lines = pieces(results, tmp_path, [*rows, *weak], "claims")["claims"].splitlines()
+    assert verdict("TinyServe: pages keep quality", "Qwen 0.5B") == "not testable: full attention has 20 %"
 
 
 def test_rows_of_two_predictors_are_refused(results, tmp_path):
