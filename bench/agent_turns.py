@@ -2,10 +2,11 @@
 """How long each turn of an agent waits for its first token: `butler serve --reread-answers --cache` under one policy after the other.
 
     bench/agent_turns.py MODEL.gguf [--kv POLICY]... [--system 6000] [--turns 12] [--answer 48] [--result 60] [--pause 4] [--cache FOLDER]
+                         [--peer PYTHON]
 
 The system prompt is the beginning of models/long_text.txt, repeated to about so many tokens; each turn adds an answer of the model and what a tool
 said, of about so many tokens; the agent then waits --pause seconds for its tool. All policies share the library's folder and the system prompt, and
-each has a conversation of its own.
+each has a conversation of its own. --peer names a Python that has xllamacpp, whose server then has the same turns.
 Prints one JSON object a policy: seconds to the first token of every turn, tokens of the last prompt.
 """
 import argparse
@@ -19,6 +20,7 @@ import time
 from serve_client import ROOT, Server, exit_on_term, fetch, make_documents, say, send
 
 POLICIES = ["full", "fier:budget=1024", "quest:budget=1024", "snapkv:budget=1024", "h2o:budget=1024"]
+PEER = "llama.cpp"
 
 
 def arguments():
@@ -31,6 +33,7 @@ def arguments():
     parser.add_argument("--result", type=int, default=60, help="tokens")
     parser.add_argument("--pause", type=float, default=4, help="seconds")
     parser.add_argument("--cache", help="the library's folder; without it a new one")
+    parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--butler", default=str(ROOT / "butler"))
     return parser.parse_args()
 
@@ -78,14 +81,20 @@ async def run_agent(port, number, args):
     return seconds, n_prompt
 
 
+def command(args, policy, folder):
+    if policy == PEER:
+        context = 2 * (args.system + args.turns * (args.answer + args.result + 50))
+        return [args.peer, ROOT / "bench" / "peer_llama_server.py", args.model, "{port}", 1, -(-context // 256) * 256, os.cpu_count()]
+    return [args.butler, "serve", "-m", args.model, "--port", "{port}", "--kv", policy, "--reread-answers", "--cache", folder]
+
+
 def main():
     exit_on_term()
     args = arguments()
     with tempfile.TemporaryDirectory() as new:
-        for number, policy in enumerate(args.kv or POLICIES):
+        for number, policy in enumerate((args.kv or POLICIES) + [PEER] * bool(args.peer)):
             say(policy)
-            server = Server([args.butler, "serve", "-m", args.model, "--port", "{port}", "--kv", policy, "--reread-answers", "--cache", args.cache or new],
-                            os.path.join(new, "log"))
+            server = Server(command(args, policy, args.cache or new), os.path.join(new, "log"))
             try:
                 seconds, n_prompt = asyncio.run(run_agent(server.port, number, args))
             finally:
