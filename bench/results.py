@@ -298,6 +298,7 @@ def picture(rows, panels, budgets):
     """Panels, three in a row, and what the colours mean."""
     width, height, across, down = 220, 150, 300, 205
     tasks = [task for task in panels if find(rows, task, "full", None)]
+    budgets = [budget for budget in budgets if any(find(rows, task, name, budget) for task in tasks for name in DRAWN)] or budgets
     below, parts, named = 26 + down * -(-len(tasks) // 3), [], set()
     for i, task in enumerate(tasks):
         drawn, names = panel(rows, task, panels[task], budgets, 62 + i % 3 * across, 26 + i // 3 * down, width, height)
