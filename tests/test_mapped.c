@@ -238,6 +238,22 @@ static void test_damage(void **state)
     }
 }
 
+/* Decodes behind the prompt, with the logits of the session that has all rows in memory, until an error: its code. */
+static int decode_beside(const struct mapped *m, struct butler_session *hit, struct butler_error *err)
+{
+    struct butler_session *copy = butler_session_fork(m->alone, err);
+    int code = 0;
+    assert_non_null(copy);
+    for (int i = 0; i < N_STEPS && code == 0; i++) {
+        assert_int_equal(butler_step(copy, m->c.text[i], err), 0);
+        code = butler_step(hit, m->c.text[i], err);
+        if (code == 0)
+            assert_memory_equal(butler_logits(copy), butler_logits(hit), (size_t)m->c.model->hp.n_vocab * sizeof(float));
+    }
+    butler_session_free(copy);
+    return code;
+}
+
 /* A file that changes when its rows have been checked already, while tokens are decoded: they are the right ones, or an error names
  * the file. From then on the text is read again, also where the prefix cache had it. */
 static void test_late_damage(void **state)
@@ -246,11 +262,11 @@ static void test_late_damage(void **state)
     for (int fault = 2; fault < 8; fault += fault == 3 ? 3 : 1) {
         struct mapped m;
         struct butler_error err = {0};
-        int n, code = 0;
+        int n;
         open_mapped(&m, 0, false, 1 << 22);
         read_alone(&m, "fier:budget=64,dense=0");
         struct butler_session *hit = spilled_session(&m, "fier:budget=64,dense=0"),
-                              *next = spilled_session(&m, "fier:budget=64,dense=0"), *copy;
+                              *next = spilled_session(&m, "fier:budget=64,dense=0");
         read_text(hit, m.c.text, N_PROMPT);
         assert_true(butler_session_adopt_prefix(next, m.c.text, N_PROMPT, &err) > 0);
         struct butler_library_file *files = files_of(m.library, &n);
@@ -259,13 +275,7 @@ static void test_late_damage(void **state)
             damage(path, path, fault);
             free(path);
         }
-        assert_non_null(copy = butler_session_fork(m.alone, &err));
-        for (int i = 0; i < N_STEPS && code == 0; i++) {
-            assert_int_equal(butler_step(copy, m.c.text[i], &err), 0);
-            code = butler_step(hit, m.c.text[i], &err);
-            if (code == 0)
-                assert_memory_equal(butler_logits(copy), butler_logits(hit), (size_t)m.c.model->hp.n_vocab * sizeof(float));
-        }
+        const int code = decode_beside(&m, hit, &err);
         if (code < 0 && (code != BUTLER_ERROR_FORMAT || !strstr(err.message, m.c.folder)))
             fail_msg("%d: %s", code, err.message);
         if (fault > 3 && code == 0)
@@ -276,7 +286,6 @@ static void test_late_damage(void **state)
         assert_prompt(&m, next, "after damage");
         assert_true(m.c.n_notes > 0);
         free(files);
-        butler_session_free(copy);
         butler_session_free(next);
         butler_session_free(hit);
         close_mapped(&m);
@@ -290,10 +299,10 @@ static void check_requests(bool threads, const char *policy)
     struct butler_error err = {0};
     open_mapped(&m, 0, threads, 0);
     read_alone(&m, policy);
-    struct butler_session *hit = spilled_session(&m, policy), *copy;
+    struct butler_session *hit = spilled_session(&m, policy);
     int n = 1 << 30;
     for (int at = -1; at < n; at += at < 0 ? 1 : BUTLER_MAX(n / share_of(24), 1)) {
-        int code = butler_session_truncate(hit, 0, &err);
+        assert_int_equal(butler_session_truncate(hit, 0, &err), 0);
         butler_session_free(hit);
         hit = spilled_session(&m, policy);
         m.trouble.at = at;
@@ -303,14 +312,7 @@ static void check_requests(bool threads, const char *policy)
         if (known < N_KEPT || butler_prefill(hit, m.c.text + known, N_PROMPT - known, NULL, NULL, &err) < 0)
             fail_msg("request %d of %d: %d tokens, %s", at, n, known, err.message);
         assert_prompt(&m, hit, policy);
-        assert_non_null(copy = butler_session_fork(m.alone, &err));
-        for (int i = 0; i < N_STEPS && code == 0; i++) {
-            assert_int_equal(butler_step(copy, m.c.text[i], &err), 0);
-            code = butler_step(hit, m.c.text[i], &err);
-            if (code == 0)
-                assert_memory_equal(butler_logits(copy), butler_logits(hit), (size_t)m.c.model->hp.n_vocab * sizeof(float));
-        }
-        butler_session_free(copy);
+        const int code = decode_beside(&m, hit, &err);
         if (code < 0 && (code != BUTLER_ERROR_IO || !strstr(err.message, strerror(EIO))))
             fail_msg("request %d of %d: %d, %s", at, n, code, err.message);
         n = at < 0 ? m.trouble.n : n;

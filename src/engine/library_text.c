@@ -158,8 +158,7 @@ static int open_closest(const struct butler_session *session, const struct index
 
 /* -------------------------------------------------------------------------------------------------- loading */
 
-/* Extents [n_chunks][per_head] get the block's rows, which are read when they are wanted; takes the file. False: nothing was done.
- */
+/* Extents [n_chunks][per_head] get the block's rows, which are read when they are wanted; takes the file. False: nothing done. */
 static bool map(const struct butler_session *session, struct butler_block_file *block, const uint32_t *extents, int per_head)
 {
     const struct butler_kv *kv = &session->kv;
