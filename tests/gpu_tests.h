@@ -401,15 +401,19 @@ static void test_append(void **state)
 
 /* ---------------------------------------------------------------------------------------------------- sessions */
 
+static const char *const usual_model = "models/llama-gqa.gguf";
 enum { N_PROMPT = GPU_FEW ? 40 : 90, N_STEPS = GPU_FEW ? 2 : 6, MOST_VOCAB = 1024 };
 
-static struct butler_engine *engine_of(const char *path, const char *device, int n_block, struct butler_error *err)
+/* isa: of the CPU's kernels; NULL: the best. */
+static struct butler_engine *engine_with(const char *path, const char *device, const char *isa, int n_block,
+                                         struct butler_error *err)
 {
     const struct butler_engine_params params = {BUTLER_INIT(butler_engine_params),
                                                 .n_threads = 2,
                                                 .n_block = n_block,
                                                 .kv_bytes = 1 << 24,
                                                 .activation_bits = 16,
+                                                .isa = isa,
                                                 .device = device};
     struct butler_model *model = butler_model_load(path, NULL, err);
     assert_non_null(model);
@@ -417,6 +421,11 @@ static struct butler_engine *engine_of(const char *path, const char *device, int
     if (!engine)
         butler_model_free(model);
     return engine;
+}
+
+static struct butler_engine *engine_of(const char *path, const char *device, int n_block, struct butler_error *err)
+{
+    return engine_with(path, device, NULL, n_block, err);
 }
 
 static struct butler_engine *engine_on(const char *name, const char *device, int n_block, struct butler_error *err)
@@ -467,6 +476,41 @@ static int n_vocab_of(const struct butler_engine *engine)
     return butler_model_get_info(butler_engine_model(engine))->n_vocab;
 }
 
+/* A prompt and some steps give the CPU's logits, lists and numbers of bytes read. */
+static void sessions_same(const char *model, const char *isa, const char *policy, enum butler_kv_type type, double tolerance)
+{
+    struct butler_error err = {0};
+    struct butler_engine *engines[N_BACKENDS];
+    struct butler_session *sessions[N_BACKENDS];
+    for (int b = 0; b < N_BACKENDS; b++) {
+        engines[b] = engine_with(model, b == GPU ? GPU_DEVICE ":0" : "cpu", b == CPU ? isa : NULL, 0, &err);
+        if (!engines[b])
+            fail_msg("%s", err.message);
+        sessions[b] = session_on(engines[b], policy, type);
+        read_prompt(sessions[b], N_PROMPT);
+    }
+    compare_logits(sessions[CPU], sessions[GPU], n_vocab_of(engines[CPU]), tolerance, model);
+    for (int step = 0; step < N_STEPS; step++) {
+        for (int b = 0; b < N_BACKENDS; b++)
+            assert_int_equal(butler_step(sessions[b], 3 + step, &err), 0);
+        compare_logits(sessions[CPU], sessions[GPU], n_vocab_of(engines[CPU]), tolerance, policy);
+    }
+    int32_t ids[N_BACKENDS][128];
+    const int n = butler_last_selection(sessions[CPU], 1, 0, ids[CPU], 128);
+    const int n_gpu = butler_last_selection(sessions[GPU], 1, 0, ids[GPU], 128);
+    if (n_gpu != n)
+        fail_msg("%s: %d tokens selected, on the CPU %d", policy, n_gpu, n);
+    assert_memory_equal(ids[CPU], ids[GPU], (size_t)(n > 0 ? n : 0) * sizeof ids[0][0]);
+    struct butler_stats stats[N_BACKENDS] = {{BUTLER_INIT(butler_stats)}, {BUTLER_INIT(butler_stats)}};
+    for (int b = 0; b < N_BACKENDS; b++)
+        butler_session_stats(sessions[b], &stats[b]);
+    assert_int_equal(stats[GPU].kv_bytes, stats[CPU].kv_bytes);
+    for (int b = 0; b < N_BACKENDS; b++) {
+        butler_session_free(sessions[b]);
+        free_engine(engines[b]);
+    }
+}
+
 static void test_logits(void **state)
 {
     static const struct {
@@ -485,36 +529,9 @@ static void test_logits(void **state)
                  {"models/phi3-partial.gguf", "full", BUTLER_KV_F32, 1e-4}};
     begin(state);
     for (int c = 0; c < N(cases); c += GPU_FEW ? 6 : 1) {
-        struct butler_error err = {0};
-        struct butler_engine *engines[N_BACKENDS];
-        struct butler_session *sessions[N_BACKENDS];
-        for (int b = 0; b < N_BACKENDS; b++) {
-            engines[b] = engine_on(cases[c].model, b == GPU ? GPU_DEVICE ":0" : "cpu", 0, &err);
-            if (!engines[b])
-                fail_msg("%s", err.message);
-            sessions[b] = session_on(engines[b], cases[c].policy, cases[c].type);
-            read_prompt(sessions[b], N_PROMPT);
-        }
-        compare_logits(sessions[CPU], sessions[GPU], n_vocab_of(engines[CPU]), cases[c].tolerance, cases[c].model);
-        for (int step = 0; step < N_STEPS; step++) {
-            for (int b = 0; b < N_BACKENDS; b++)
-                assert_int_equal(butler_step(sessions[b], 3 + step, &err), 0);
-            compare_logits(sessions[CPU], sessions[GPU], n_vocab_of(engines[CPU]), cases[c].tolerance, cases[c].policy);
-        }
-        int32_t ids[N_BACKENDS][128];
-        const int n = butler_last_selection(sessions[CPU], 1, 0, ids[CPU], 128);
-        const int n_gpu = butler_last_selection(sessions[GPU], 1, 0, ids[GPU], 128);
-        if (n_gpu != n)
-            fail_msg("%s: %d tokens selected, on the CPU %d", cases[c].policy, n_gpu, n);
-        assert_memory_equal(ids[CPU], ids[GPU], (size_t)(n > 0 ? n : 0) * sizeof ids[0][0]);
-        struct butler_stats stats[N_BACKENDS] = {{BUTLER_INIT(butler_stats)}, {BUTLER_INIT(butler_stats)}};
-        for (int b = 0; b < N_BACKENDS; b++)
-            butler_session_stats(sessions[b], &stats[b]);
-        assert_int_equal(stats[GPU].kv_bytes, stats[CPU].kv_bytes);
-        for (int b = 0; b < N_BACKENDS; b++) {
-            butler_session_free(sessions[b]);
-            free_engine(engines[b]);
-        }
+        char path[FIXTURE_PATH];
+        fixture_path(path, cases[c].model);
+        sessions_same(path, NULL, cases[c].policy, cases[c].type, cases[c].tolerance);
     }
 }
 
@@ -574,14 +591,13 @@ static void test_fused(void **state)
 }
 
 /* A prompt has the same bits in passes of 7 tokens and of all; a session that one device saved goes on on the other. */
-static void passes_and_files(const char *model, enum butler_kv_type type, double tolerance)
+static void passes_and_files(const char *model, const char *isa, const char *policy, enum butler_kv_type type, double tolerance)
 {
     char path[] = "/tmp/test_gpu.XXXXXX";
     struct butler_error err = {0};
     struct butler_engine *few = engine_of(model, GPU_DEVICE ":0", 7, &err), *all = engine_of(model, GPU_DEVICE ":0", 128, &err),
-                         *cpu = engine_of(model, "cpu", 0, &err);
-    struct butler_session *a = session_on(few, "quest:budget=32,dense=0", type),
-                          *b = session_on(all, "quest:budget=32,dense=0", type);
+                         *cpu = engine_with(model, "cpu", isa, 0, &err);
+    struct butler_session *a = session_on(few, policy, type), *b = session_on(all, policy, type);
     read_prompt(a, N_PROMPT);
     read_prompt(b, N_PROMPT);
     compare_logits(a, b, n_vocab_of(cpu), 0, "passes");
@@ -611,11 +627,11 @@ static void test_passes_and_files(void **state)
     struct tiny tiny = tiny_default;
     begin(state);
     fixture_path(path, "models/llama-gqa.gguf");
-    passes_and_files(path, BUTLER_KV_F16, 1e-4);
+    passes_and_files(path, NULL, "quest:budget=32,dense=0", BUTLER_KV_F16, 1e-4);
     tiny.arch = "qwen2";
     tiny.head_dim = 64;
     tiny_write(tiny_path("files.gguf"), &tiny);
-    passes_and_files(tiny_path("files.gguf"), BUTLER_KV_Q8_0, 1e-3);
+    passes_and_files(tiny_path("files.gguf"), NULL, "quest:budget=32,dense=0", BUTLER_KV_Q8_0, 1e-3);
 }
 
 /* What sessions compute is the same alone, in a batch with others, and in another order. */
@@ -677,7 +693,7 @@ static void test_errors(void **state)
         enum butler_kv_type type;
         const char *named;
     } cases[] = {{"h2o", BUTLER_KV_F16, "attention"},
-                 {"fier", BUTLER_KV_F16, "one_bit"},
+                 {"fier:scan=4", BUTLER_KV_F16, "one_bit"},
                  {"quest:share=layer", BUTLER_KV_F16, "page_bounds"}};
     for (int i = 0; i < N(cases); i++) {
         const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .n_ctx = 64, .kv_type = cases[i].type,
@@ -688,8 +704,6 @@ static void test_errors(void **state)
     }
     free_engine(engine);
 }
-
-static const char *const usual_model = "models/llama-gqa.gguf";
 
 /* A device that does not start, for the tests of drivers that fail: GPU_DEVICE:0 is refused by an error that says so; auto takes
  * the CPU, says the same, and works. */
@@ -712,12 +726,15 @@ static inline void refused(enum butler_code code, const char *says, const char *
     free_engine(engine);
 }
 
+#include "gpu_policy_tests.h"
+
 static int run_gpu_tests(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_products), cmocka_unit_test(test_rows),
                                        cmocka_unit_test(test_top),      cmocka_unit_test(test_selection),
                                        cmocka_unit_test(test_append),   cmocka_unit_test(test_logits),
                                        cmocka_unit_test(test_fused),    cmocka_unit_test(test_passes_and_files),
+                                       cmocka_unit_test(test_one_bit),  cmocka_unit_test(test_fier),
                                        cmocka_unit_test(test_batch),    cmocka_unit_test(test_errors)};
     const struct CMUnitTest few[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_append), cmocka_unit_test(test_errors)};
     return GPU_FEW > 1 ? cmocka_run_group_tests(few, setup, teardown) : cmocka_run_group_tests(tests, setup, teardown);

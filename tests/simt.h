@@ -196,6 +196,7 @@ static void simt_free(void)
 
 #include "gpu/kernels.cl"
 #include "gpu/cache.cl"
+#include "gpu/one_bit.cl"
 #include "gpu/fused.cl"
 
 #define SIMT_KERNEL(name, format) (simt_call *)(void (*)(void))name,

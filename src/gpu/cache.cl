@@ -100,6 +100,16 @@ static void append_row(struct rows r, LOCAL float *x, GLOBAL uchar *row, const G
     BARRIER();
 }
 
+/* The key of a slot as it was before its row was made, into x[dim], which the group shares. */
+static void load_key(struct rows r, LOCAL float *x, const GLOBAL uchar *pool, const GLOBAL uint *table, const GLOBAL float *shift,
+                     int slot)
+{
+    const GLOBAL uchar *key = pool + (ulong)row_of(table, (uint)slot) * (ulong)(2 * r.bytes);
+    for (int d = THREAD; d < r.dim; d += THREADS)
+        x[d] = load_row(r, key, d) + (shift ? shift[d] : 0.0f);
+    hadamard(r, x, r.dim); /* its own inverse */
+}
+
 /* What keys of KV head `head` are stored less. */
 #define SHIFT_OF(head) (GIVEN(shifts) ? AT(float, shifts) + (head)*dim : 0)
 
@@ -129,10 +139,7 @@ static void bound_page(struct rows r, LOCAL float *x, GLOBAL uchar *records, con
         min[i] = 65504;
     }
     do {
-        const GLOBAL uchar *key = pool + (ulong)row_of(table, (uint)slot) * (ulong)(2 * r.bytes);
-        for (int d = THREAD; d < r.dim; d += THREADS)
-            x[d] = load_row(r, key, d) + (shift ? shift[d] : 0.0f);
-        hadamard(r, x, r.dim); /* its own inverse */
+        load_key(r, x, pool, table, shift, slot);
         for (int d = THREAD; d < r.dim; d += THREADS) {
             max[d / THREADS] = fmax(max[d / THREADS], x[d]);
             min[d / THREADS] = fmin(min[d / THREADS], x[d]);
@@ -236,6 +243,23 @@ static void reduce_rows(LOCAL float *shared, GLOBAL float *rows, ulong stride, c
     BARRIER();
 }
 
+/* Scores of n slots -> of units of `unit` slots, in their place: the highest of each. n 0: nothing. */
+static void pool_units(GLOBAL float *x, int n, int unit)
+{
+    int base = 0;
+    do {
+        const int u = base + THREAD;
+        float most = -INFINITY;
+        for (int i = u * unit; i < (u + 1) * unit && i < n; i++)
+            most = x[i] > most ? x[i] : most;
+        BARRIER();
+        if (u * unit < n)
+            x[u] = most;
+        BARRIER();
+        base += THREADS;
+    } while (base * unit < n);
+}
+
 /* Floats as integers of the same order; NaN is the lowest, and -0 equals 0. */
 static uint sortable(float f)
 {
@@ -322,10 +346,11 @@ static int choose(LOCAL int *shared, LOCAL uint *few, const GLOBAL float *x, str
     return n_chosen * c.unit - (last_chosen ? c.n_units * c.unit - c.n : 0);
 }
 
-/* Scores of a list's n_heads query heads -> the list. Groups: n_lists. raw: one head, whose scores are not made comparable. */
+/* Scores of a list's n_heads query heads -> the list. pool: a unit has the highest of its slots' scores; else it has one score.
+ * Groups: n_lists. */
 KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted), BUFFER(sinks), ulong score_stride,
                     ulong list_stride, ulong noted_stride, int n_heads, int n_units, int budget, int first, int last, int unit,
-                    int n, float scale, int mean)
+                    int n, float scale, int mean, int pool)
 {
     SHARED float floats[THREADS];
     SHARED int ints[256];
@@ -333,7 +358,9 @@ KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted)
     const struct choice c = {n_units, budget, first, last, unit, n};
     const int list = GROUP(0);
     GLOBAL float *rows = AT(float, scores) + (ulong)(list * n_heads) * score_stride;
-    reduce_rows(floats, rows, score_stride, GIVEN(sinks) ? AT(float, sinks) + list * n_heads : 0, n_heads, n_units, scale, mean);
+    reduce_rows(floats, rows, score_stride, GIVEN(sinks) ? AT(float, sinks) + list * n_heads : 0, n_heads, pool ? n : n_units, scale,
+                mean);
+    pool_units(rows, pool ? n : 0, unit);
     const int count =
         choose(ints, few, rows, c, AT(uint, slots) + (ulong)list * list_stride, AT(uint, noted) + (ulong)list * noted_stride);
     if (THREAD == 0)

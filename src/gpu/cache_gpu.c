@@ -42,10 +42,15 @@ static bool bounds_pages(const struct butler_plan *plan)
     return plan->metric && !strcmp(plan->metric->name, "page_bounds");
 }
 
+static bool has_bits(const struct butler_plan *plan)
+{
+    return plan->metric && !strcmp(plan->metric->name, "one_bit");
+}
+
 /* ------------------------------------------------------------------------------------------------------ append */
 
-/* Keys that are read for the bounds of pages from that of slot `from` on. */
-static void count_bounds(const struct layer *l, int from)
+/* Keys that are read for the records from that of slot `from` on. */
+static void count_recorded(const struct layer *l, int from)
 {
     const int n_keys = from < l->n ? l->n - from / l->kv->record_slots * l->kv->record_slots : 0;
     l->state->traffic->metric_bytes += (uint64_t)n_keys * l->kv->row_bytes * (uint64_t)l->kv->n_kv_heads;
@@ -54,13 +59,19 @@ static void count_bounds(const struct layer *l, int from)
 static void gpu_summarise(struct butler_backend *backend, const struct butler_layer_state *state, int first)
 {
     const struct layer l = layer_of(backend, state);
-    const int page = l.kv->record_slots;
-    if (!bounds_pages(state->plan) || first >= l.n)
+    const int slots = l.kv->record_slots, n_heads = l.kv->n_kv_heads;
+    const bool bits = has_bits(state->plan);
+    if ((!bounds_pages(state->plan) && !bits) || first >= l.n)
         return;
-    first /= page;
-    butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, page) - first, l.kv->n_kv_heads, 1, l.head->records, l.kv->pool,
-                      l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride, ROWS_OF(&l), page, first, l.n);
-    count_bounds(&l, first * page);
+    first /= slots;
+    if (bits)
+        butler_gpu_launch(l.gpu, GPU_record_bits, BUTLER_CEIL_DIV(l.n, slots) - first, n_heads, 1, l.head->records, l.kv->pool,
+                          l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride, ROWS_OF(&l), slots, first, l.n,
+                          state->plan->values[2] != 0);
+    else
+        butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, slots) - first, n_heads, 1, l.head->records, l.kv->pool,
+                          l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride, ROWS_OF(&l), slots, first, l.n);
+    count_recorded(&l, first * slots);
 }
 
 static void gpu_append(struct butler_backend *backend, const struct butler_layer_state *state, const float *k, const float *v,
@@ -85,11 +96,15 @@ static void gpu_score(struct butler_backend *backend, const struct butler_layer_
         butler_gpu_launch(l.gpu, GPU_score_pages, blocks, state->n_heads, 1, work->scores, q, l.head->records,
                           (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n,
                           state->plan->values[1] != 0);
+    else if (has_bits(state->plan))
+        butler_gpu_launch(l.gpu, GPU_score_bits, blocks, state->n_heads, 1, work->scores, q, l.head->records,
+                          (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n);
     else
         butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, work->scores, q, l.kv->pool, l.head->table,
                           (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group, 0, n);
-    state->traffic->metric_bytes +=
-        (uint64_t)n * (uint64_t)l.kv->n_kv_heads * (bounds_pages(state->plan) ? l.kv->record_bytes : l.kv->row_bytes);
+    const uint64_t bytes = l.kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(l.n, l.kv->record_slots) * l.kv->record_bytes
+                                                  : (uint64_t)n * l.kv->row_bytes;
+    state->traffic->metric_bytes += bytes * (uint64_t)l.kv->n_kv_heads;
 }
 
 /* Where the units that a layer's first list chose are noted. */
@@ -120,7 +135,8 @@ static void gpu_select(struct butler_backend *backend, const struct butler_layer
     butler_gpu_launch((struct butler_gpu *)backend, GPU_choose_units, lists->n_lists, 1, 1, state->work->scores, lists->memory,
                       lists->n, noted_of(state), state->sinks, (uint64_t)state->work->score_stride, (uint64_t)lists->stride,
                       (uint64_t)(2 * state->selection->words), n_heads, c->n_units, c->budget, c->first, c->last, state->plan->unit,
-                      selecting->n, (double)(1 / sqrtf((float)state->kv->head_dim)), state->plan->reduction.mean);
+                      selecting->n, (double)(1 / sqrtf((float)state->kv->head_dim)), state->plan->reduction.mean,
+                      state->plan->reduction.pool > 1);
     count_lists(state, selecting, lists->n_lists, selecting->n);
 }
 
@@ -212,7 +228,7 @@ static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butl
                       BUTLER_MIN(from, l.n - 1) / page, page, c->budget, c->first, c->last,
                       (double)(1 / sqrtf((float)l.kv->head_dim)), (double)state->softcap, plan->values[1] != 0,
                       plan->reduction.mean, BUTLER_CEIL_DIV(l.n, GPU_SLICE));
-    count_bounds(&l, from);
+    count_recorded(&l, from);
     state->traffic->metric_bytes += (uint64_t)c->n_units * (uint64_t)n_kv_heads * l.kv->record_bytes;
     count_lists(state, &span->selecting[0], n_kv_heads, l.n);
     return true;
@@ -277,14 +293,15 @@ static int gpu_check_plan(const struct butler_backend *backend, const struct but
     const struct butler_reduction *r = &plan->reduction;
     const bool pages = bounds_pages(plan) && plan->values[2] == 0;
     const bool keys = plan->metric && !strcmp(plan->metric->name, "exact");
-    const bool known = (pages || keys) && plan->method == BUTLER_RETRIEVE && plan->share != BUTLER_SHARE_LAYER && r->logits &&
-                       !r->zscores && !r->probabilities && r->weigh == BUTLER_WEIGH_NOT && r->pool == 1 && plan->scan == 0 &&
+    const bool known = (pages || keys || has_bits(plan)) && plan->method == BUTLER_RETRIEVE && plan->share != BUTLER_SHARE_LAYER &&
+                       r->logits && !r->zscores && !r->probabilities && r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 &&
                        plan->value_norm == BUTLER_NORM_NONE;
     (void)type;
     if (plan->metric && (!known || (plan->share == BUTLER_SHARE_KV && group > GPU_MOST_HEADS)))
-        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                           "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve or --device cpu",
-                           gpu->driver->name, gpu->index, plan->metric->name);
+        return butler_fail(
+            err, BUTLER_ERROR_UNSUPPORTED,
+            "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve, fier, oracle or --device cpu",
+            gpu->driver->name, gpu->index, plan->metric->name);
     return 0;
 }
 

@@ -26,10 +26,12 @@
     each(bound_pages, "bbbbli" GPU_ROWS "iii") \
     each(score_pages, "bbblliiii") \
     each(score_keys, "bbbbli" GPU_ROWS "iii") \
-    each(choose_units, "bbbbbllliiiiiiifi") \
+    each(choose_units, "bbbbbllliiiiiiifii") \
     each(repeat, "bbblliii") \
     each(attend, "bbbbbbliiiii" GPU_ROWS "fiii") \
     each(merge, "bbbbiiiiii") \
+    each(record_bits, "bbbbli" GPU_ROWS "iiii") \
+    each(score_bits, "bbblliii") \
     each(retrieve_pages, "bbbbbbbbbbbbbblllli" GPU_ROWS "iiiiiiiffiii")
 /* clang-format on */
 
@@ -104,7 +106,15 @@ struct butler_gpu_driver {
 };
 
 /* Texts of the kernels, which lie in the library. A driver's compiler reads its dialect's first, then the others. */
-enum butler_gpu_text { GPU_TEXT_OPENCL, GPU_TEXT_CUDA, GPU_TEXT_KERNELS, GPU_TEXT_CACHE, GPU_TEXT_FUSED, GPU_N_TEXTS };
+enum butler_gpu_text {
+    GPU_TEXT_OPENCL,
+    GPU_TEXT_CUDA,
+    GPU_TEXT_KERNELS,
+    GPU_TEXT_CACHE,
+    GPU_TEXT_ONE_BIT,
+    GPU_TEXT_FUSED,
+    GPU_N_TEXTS
+};
 const char *butler_gpu_text(enum butler_gpu_text text, size_t *n_bytes);
 
 /* Notes the first error. what: an operation's or a kernel's name. */
