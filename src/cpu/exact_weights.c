@@ -47,20 +47,16 @@ static void compare_keys(const struct exact_job *job, int kv_head, int thread, f
 /* scores[n] become attention weights; returns that of the learned sink. scores may be weights. */
 static float weigh(const struct exact_job *job, int head, const float *scores, float *weights)
 {
+    const struct butler_kernels *kernels = job->state.kv->kernels;
     const float *sinks = job->state.sinks, cap = job->softcap, scale = 1 / sqrtf((float)job->state.kv->head_dim);
     const int n = job->exact->n;
-    float max = sinks ? sinks[head] : -INFINITY;
-    double sum = 0;
-    for (int i = 0; i < n; i++) {
-        const float score = scores[i] * scale;
-        weights[i] = cap > 0 ? cap * tanhf(score / cap) : score;
-        max = fmaxf(max, weights[i]);
-    }
-    for (int i = 0; i < n; i++)
-        sum += (double)(weights[i] = expf(weights[i] - max));
-    const double sink = sinks ? exp((double)(sinks[head] - max)) : 0;
-    for (int i = 0; i < n; i++)
-        weights[i] = (float)((double)weights[i] / (sum + sink));
+    memmove(weights, scores, (size_t)n * sizeof *weights);
+    kernels->scale(weights, scale, n);
+    for (int i = 0; i < n && cap > 0; i++)
+        weights[i] = cap * tanhf(weights[i] / cap);
+    const float most = kernels->max(weights, n), max = sinks ? fmaxf(most, sinks[head]) : most;
+    const double sum = (double)kernels->exp_sum(weights, max, n), sink = sinks ? exp((double)(sinks[head] - max)) : 0;
+    kernels->scale(weights, (float)(1 / (sum + sink)), n);
     return (float)(sink / (sum + sink));
 }
 

@@ -78,19 +78,24 @@ void butler_receipt_layer(struct butler_session *session, int layer, const struc
     struct butler_receipt_state *receipt = session->receipt;
     const struct butler_metric_shape *shape = &session->shape;
     const bool all = session->policy.method != BUTLER_RETRIEVE || session->selection.at[layer] == 0;
+    float *sums = exact->scores; /* which nobody needs any more: of the weights of a KV head's query heads */
     double sum = 0;
     for (int h = 0, n_read = 0; h < shape->n_heads; h++) {
         const float *weights = exact->weights + (size_t)h * exact->stride;
         const int32_t *positions = exact->positions + (size_t)(h / shape->group) * exact->stride;
+        const bool first = h % shape->group == 0, last = (h + 1) % shape->group == 0;
         double read = (double)exact->sinks[h];
-        if (!all && (h % shape->group == 0 || session->policy.share == BUTLER_SHARE_QUERY))
+        if (!all && (first || session->policy.share == BUTLER_SHARE_QUERY))
             n_read = butler_last_selection(session, layer, h, ids, session->n_ctx);
-        for (int i = 0, at = 0; i < exact->n; i++) {
-            while (!all && at < n_read && ids[at] < positions[i])
+        for (int i = 0, at = 0; i < n_read && at < exact->n; i++) { /* both ascend */
+            while (at < exact->n && positions[at] < ids[i])
                 at++;
-            read += !all && at < n_read && ids[at] == positions[i] ? (double)weights[i] : 0;
-            receipt->attention[positions[i]] += (double)weights[i] / shape->n_heads;
+            read += at < exact->n && positions[at] == ids[i] ? (double)weights[at] : 0;
         }
+        for (int i = 0; i < exact->n; i++)
+            sums[i] = weights[i] + (first ? 0 : sums[i]);
+        for (int i = 0; i < exact->n && last; i++)
+            receipt->attention[positions[i]] += (double)sums[i] / shape->n_heads;
         sum += all ? 1 : BUTLER_MIN(read, 1);
     }
     receipt->sums.read += sum / shape->n_heads;
