@@ -2,11 +2,12 @@
 """How long each turn of an agent waits for its first token: `butler serve --reread-answers --cache` under one policy after the other.
 
     bench/agent_turns.py MODEL.gguf [--kv POLICY]... [--system 6000] [--turns 12] [--answer 48] [--result 60] [--pause 4] [--cache FOLDER]
-                         [--peer PYTHON]
+                         [--clock] [--peer PYTHON]
 
 The system prompt is the beginning of models/long_text.txt, repeated to about so many tokens; each turn adds an answer of the model and what a tool
 said, of about so many tokens; the agent then waits --pause seconds for its tool. All policies share the library's folder and the system prompt, and
-each has a conversation of its own. --peer names a Python that has xllamacpp, whose server then has the same turns.
+each has a conversation of its own. --clock: the system prompt begins with the time, which is another each turn.
+--peer names a Python that has xllamacpp, whose server then has the same turns (with --clock it moves known pieces, its --cache-reuse 256).
 Prints one JSON object a policy: seconds to the first token of every turn, tokens of the last prompt.
 """
 import argparse
@@ -33,6 +34,7 @@ def arguments():
     parser.add_argument("--result", type=int, default=60, help="tokens")
     parser.add_argument("--pause", type=float, default=4, help="seconds")
     parser.add_argument("--cache", help="the library's folder; without it a new one")
+    parser.add_argument("--clock", action="store_true")
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--butler", default=str(ROOT / "butler"))
     return parser.parse_args()
@@ -69,9 +71,12 @@ async def chat(port, messages, n):
 
 
 async def run_agent(port, number, args):
-    messages = [{"role": "system", "content": await make_text(port, args.system, 0)}]
+    system = await make_text(port, args.system, 0)
+    messages = [{"role": "system", "content": system}]
     seconds, n_prompt = [], 0
     for turn in range(args.turns):
+        if args.clock:
+            messages[0]["content"] = f"It is {turn + 8:02d}:{7 * turn % 60:02d} o'clock.\n\n{system}"
         messages.append({"role": "user", "content": await make_text(port, args.result, number * args.turns + turn + 1)})
         first, answer, n_prompt = await chat(port, messages, args.answer)
         messages.append({"role": "assistant", "content": answer})
@@ -84,7 +89,8 @@ async def run_agent(port, number, args):
 def command(args, policy, folder):
     if policy == PEER:
         context = 2 * (args.system + args.turns * (args.answer + args.result + 50))
-        return [args.peer, ROOT / "bench" / "peer_llama_server.py", args.model, "{port}", 1, -(-context // 256) * 256, os.cpu_count()]
+        return [args.peer, ROOT / "bench" / "peer_llama_server.py", args.model, "{port}", 1, -(-context // 256) * 256, os.cpu_count(),
+                *[256] * args.clock]
     return [args.butler, "serve", "-m", args.model, "--port", "{port}", "--kv", policy, "--reread-answers", "--cache", folder]
 
 
