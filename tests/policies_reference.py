@@ -7,6 +7,7 @@ remembers is kept for every position of the text whether it is still cached or n
 Where two scores are closer than float rounding either choice is right. So a Layer may be told what was really chosen: it
 checks that the difference lies among such near ties, counts it, and goes on from the choice that was made.
 """
+import re
 from collections import deque
 
 import numpy as np
@@ -29,15 +30,16 @@ class Policy:
         head, _, rest = text.partition(":")
         self.name, *self.modifiers = head.split("+")
         self.values = dict(item.split("=") for item in rest.split(",")) if rest else {}
+        self.numbers = {key: float(value) for key, value in self.values.items() if re.fullmatch(r"[-+.\de]*\d[-+.\de]*", value)}
 
     def __getitem__(self, key):
         return self.values[key]
 
     def number(self, key, default=0.0):
-        return float(self.values.get(key, default))
+        return self.numbers.get(key, default)
 
     def count(self, key, default=0):
-        return int(float(self.values.get(key, default)))
+        return int(self.numbers.get(key, default))
 
 
 METRICS = {"streaming": "recency", "h2o": "attention", "softprune": "attention", "scissorhands": "windowed", "snapkv": "pooled",
@@ -115,8 +117,8 @@ def limits(p, layer, n_layers, n):
 # ---------------------------------------------------------------------------------------------- small maths
 
 def softmax(x):
-    e = np.exp(x - x.max())
-    return e / e.sum()
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
 
 
 def log_softmax(x):
@@ -126,10 +128,16 @@ def log_softmax(x):
 
 def to_half(x):
     """Rounded to binary16, the finite part of its range."""
-    return np.clip(np.asarray(x, np.float32), -65504, 65504).astype(np.float16).astype(np.float64)
+    return np.minimum(np.maximum(np.asarray(x, np.float32), -65504), 65504).astype(np.float16).astype(np.float64)
+
+
+def same(a, b):
+    """Whether two lists of positions are equal; np.array_equal takes several times as long."""
+    return len(a) == len(b) and bool((a == b).all())
 
 
 def splitmix(state):
+    """Of an int or, element by element, of an array of uint64."""
     z = (state + 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
@@ -159,13 +167,13 @@ class Layer:
         self.page = policy.count("page", 1) if self.metric in PAGES else 1
         self.rope = rope if policy.values.get("rope") == "cache" else None
         self.k, self.v = np.zeros((n_kv, n_max, dim)), np.zeros((n_kv, n_max, dim))
-        self.n = 0
+        self.n, self.all = 0, np.arange(n_max)
         self.cached = [np.zeros(0, int) for _ in range(n_kv)]
         self.sum = np.zeros((n_heads, n_max))
         self.window, self.in_window = deque(), np.zeros((n_heads, n_max))
         self.blocks = {}  # windowed: [the block's queries, sums of weights in 2^-24]
         self.doubtful = None  # of the windowed scores: shares that float rounding may take or give
-        self.summaries = {}  # of pages and groups: their keys do not change
+        self.summaries, self.boxes = {}, {}  # of groups and of pages: their keys do not change
         self.one_bit_step = 1  # what a query's integers times ranges are rounded to (kernels.h, one_bit)
         self.last = np.zeros((n_heads, n_max))
         self.selected_at, self.chosen = None, []  # the position after the step that selected last (every=), what it chose
@@ -177,22 +185,28 @@ class Layer:
     # -- what comes in
 
     def append(self, k, v):
+        self.k[:, self.n], self.v[:, self.n] = k, v
+        before, newest = list(self.cached), self.all[self.n:self.n + 1]
         for h in range(self.n_kv):
-            self.k[h, self.n], self.v[h, self.n] = k[h], v[h]
-            self.cached[h] = np.append(self.cached[h], self.n)
+            shared = h and before[h] is before[h - 1]
+            self.cached[h] = self.cached[h - 1] if shared else np.concatenate((before[h], newest))
         self.n += 1
 
     def attend(self, q, ids):
         """Attention weights of the newest token's query heads: {head: weights over ids[head]}; the metric sees them."""
-        weights = np.zeros((self.n_heads, self.sum.shape[1]))
         if not self.sparse or self.metric not in ("attention", "windowed", "pooled", "last_query"):
             return
-        for head in range(self.n_heads):
-            keys, query = self.k[head // self.group][ids[head]], q[head]
+        weights, head = np.zeros((self.n_heads, self.sum.shape[1])), 0
+        while head < self.n_heads:  # heads that read the same keys at once
+            end = head + 1
+            while end % self.group and ids[end] is ids[head]:
+                end += 1
+            keys, queries = self.k[head // self.group][ids[head]], q[head:end]
             if self.rope:
                 keys = rotate(keys, np.arange(len(keys)), *self.rope)
-                query = rotate(query[None], [len(keys) - 1], *self.rope)[0]
-            weights[head, ids[head]] = softmax(keys @ query / np.sqrt(self.dim))
+                queries = rotate(queries, [len(keys) - 1] * len(queries), *self.rope)
+            weights[head:end, ids[head]] = softmax(queries @ keys.T / np.sqrt(self.dim))
+            head = end
         if self.metric == "attention":
             half_life = self.p.number("half_life")
             self.sum *= 2 ** (-1 / half_life) if half_life else 1
@@ -219,6 +233,8 @@ class Layer:
         """Positions of each unit."""
         if not len(ids):
             return []
+        if self.page == 1:
+            return ids[:, None]
         edges = [0, *(np.flatnonzero(np.diff(ids // self.page)) + 1).tolist(), len(ids)]  # ids ascend
         return [ids[a:b] for a, b in zip(edges, edges[1:])]
 
@@ -259,8 +275,7 @@ class Layer:
             x, factor = self.rounded_queries(queries)
             products = np.floor(x[:, None] * ranges / self.one_bit_step + 0.5) * self.one_bit_step
             return queries @ low.T + factor * units * products.sum(axis=2)
-        pages = [self.summary(self.page_box, kv_head, unit) for unit in self.units(ids)]
-        high, low = np.array([page[0] for page in pages]), np.array([page[1] for page in pages])
+        high, low = self.page_boxes(kv_head, ids)
         parts = np.where(queries[:, None] >= 0, queries[:, None] * high, queries[:, None] * low)
         return parts.max(axis=2) if self.p.values.get("bound") == "max" else parts.sum(axis=2)
 
@@ -268,13 +283,14 @@ class Layer:
         """TriAttention, with keys turned back to before RoPE. centres: {name: [heads][pairs]}; pairs: (first channels, second, w)."""
         first, second, freq = self.pairs
         centre = self.centres["centre_real"][head] + 1j * self.centres["centre_imag"][head]
-        keys = (rotated[:, first] + 1j * rotated[:, second]) * np.exp(-1j * freq * ids[:, None])
-        by_phase = np.zeros(len(ids))
+        turned = rotated[:, first] + 1j * rotated[:, second]
+        keys, size = turned * np.exp(-1j * freq * ids[:, None]), np.abs(turned)
+        # The mean over the offsets of |centre| |key| cos(w (newest - id + offset) + angle(centre key*)): the real part of
+        # centre key* e^(iw(newest - id)), times the mean of e^(iw offset).
         offsets = 2.0 ** np.arange(17)
-        for offset in offsets:
-            distance = newest - ids[:, None] + offset
-            by_phase += (np.abs(centre) * np.abs(keys) * np.cos(freq * distance + np.angle(centre * keys.conj()))).sum(axis=1)
-        return by_phase / len(offsets) + (np.abs(keys) * (self.centres["abs_mean"][head] - np.abs(centre))).sum(axis=1)
+        mean = np.exp(1j * freq * offsets[:, None]).sum(axis=0) / len(offsets)
+        by_phase = (centre * keys.conj() * np.exp(1j * freq * (newest - ids[:, None])) * mean).real.sum(axis=1)
+        return by_phase + (size * (self.centres["abs_mean"][head] - np.abs(centre))).sum(axis=1)
 
     def summary(self, function, kv_head, ids):
         key = (kv_head, ids[0], len(ids))
@@ -286,7 +302,19 @@ class Layer:
         state = self.seed
         for x in (self.layer, head, newest):
             state = splitmix(state ^ x)
-        return [(splitmix(state ^ int(i)) >> 40) / 2.0 ** 24 for i in ids]
+        return (splitmix(np.uint64(state) ^ ids.astype(np.uint64)) >> np.uint64(40)) / 2.0 ** 24
+
+    def page_boxes(self, kv_head, ids):
+        """Of each unit. boxes: of every page of the text, how many of its positions its box is of."""
+        if kv_head not in self.boxes:
+            n_pages = -(-self.k.shape[1] // self.page)
+            self.boxes[kv_head] = np.zeros(n_pages, int), np.zeros((n_pages, self.dim)), np.zeros((n_pages, self.dim))
+        sizes, high, low = self.boxes[kv_head]
+        counts = np.bincount(ids // self.page, minlength=len(sizes))
+        for page in np.flatnonzero((counts > 0) & (counts != sizes)):
+            high[page], low[page] = self.page_box(self.k[kv_head][ids[ids // self.page == page]])
+        sizes[:] = np.where(counts > 0, counts, sizes)
+        return high[counts > 0], low[counts > 0]
 
     def page_box(self, keys):
         """What a query's positive and its negative channels are multiplied by."""
@@ -383,32 +411,34 @@ class Layer:
         zscores = self.p.values.get("normalise") == "zscore" and "mass" not in self.p.values and "norm" not in self.p.values
         combined = (zscores and self.metric == "predicted" and self.p["group"] == "mean" and self.p["share"] == "kv" and self.group > 1
                     and len(self.predicted.channels) == self.n_kv)
-        for kv_head in sorted({h // self.group for h in heads}):
+        for kv_head in range(heads[0] // self.group, heads[-1] // self.group + 1):
             if combined:
                 rows.append(self.predicted.mean_scores(self.n_steps - 1, heads, kv_head, self.n)[None])
                 largest = max(largest, np.abs(rows[-1]).max())
                 continue
             r = score(kv_head) if score else self.rows(kv_head, q, newest)
             if self.metric not in QUERY_FREE:
-                r = r[[h % self.group for h in heads if h // self.group == kv_head]]
+                r = r[max(heads[0] - kv_head * self.group, 0):heads[-1] + 1 - kv_head * self.group]
             if self.metric in LOGITS:
                 r = r if self.metric == "predicted" else r / np.sqrt(self.dim)
                 if zscores:  # distances from the head's mean in its standard deviations
-                    deviation = r.std(axis=1, keepdims=True)
-                    largest = max(largest, (np.abs(r).max(axis=1) / deviation[:, 0]).max())
-                    r = (r - r.mean(axis=1, keepdims=True)) / deviation
+                    most, r = np.abs(r).max(axis=1, keepdims=True), r - r.sum(axis=1, keepdims=True) / r.shape[1]
+                    deviation = np.sqrt((r * r).sum(axis=1, keepdims=True) / r.shape[1])
+                    largest, r = max(largest, (most / deviation).max()), r / deviation
                 else:
                     largest = max(largest, np.abs(r).max())
                     r = log_softmax(r)
             if "norm" in self.p.values:  # VATP
                 values = np.abs(self.v[kv_head][self.cached[kv_head]])
-                norm = {"l1": values.sum(axis=1), "l2": np.sqrt((values ** 2).sum(axis=1)), "linf": values.max(axis=1)}
+                norm = {"l1": lambda: values.sum(axis=1), "l2": lambda: np.sqrt((values ** 2).sum(axis=1)), "linf": lambda: values.max(axis=1)}
+                norm = norm[self.p["norm"]]()
                 with np.errstate(divide="ignore"):
-                    norm = norm[self.p["norm"]]
                     r = r + np.log(norm) if self.metric in LOGITS else norm / -r if self.metric == "key_norm" else r * norm
             rows.append(r)
         rows = np.concatenate(rows)
-        if self.p["group"] == "max":
+        if len(rows) == 1:  # the mean and the largest of one
+            scores = rows[0]
+        elif self.p["group"] == "max":
             scores = rows.max(axis=0)
         elif self.metric in LOGITS and not zscores:
             most = rows.max(axis=0)
@@ -441,14 +471,16 @@ class Layer:
         else:
             free = np.arange(first, n - last)
             order = free[np.argsort(-scores[free], kind="stable")]
-            wanted = np.sort(np.concatenate([np.arange(first), order[:max(keep - first - last, 0)], np.arange(n - last, n)]))
+            kept = np.ones(n, bool)
+            kept[order[max(keep - first - last, 0):]] = False
+            wanted = np.flatnonzero(kept)
         return self.compare(scores, largest, wanted, actual, what)
 
     def compare(self, scores, largest, wanted, actual, what):
         if actual is None:
             return wanted
         self.n_checked += 1
-        if np.array_equal(wanted, actual):
+        if same(wanted, actual):
             return actual
         missing, extra = np.setdiff1d(wanted, actual), np.setdiff1d(actual, wanted)
         near = len(missing) == len(extra) and len(extra) > 0 and (
@@ -524,10 +556,11 @@ class Layer:
             last = min(-(-max(recent - len(filling), 0) // self.page), len(units) - first)
             kept = None
             if actual is not None:
-                chosen = set(actual[h].tolist())
-                kept = np.array([u for u, unit in enumerate(units) if unit[0] in chosen], int)
+                is_held = np.zeros(self.n, bool)
+                is_held[actual[h]] = True
+                kept = np.flatnonzero(is_held[[unit[0] for unit in units]] if self.page > 1 else is_held[ids])
             keep = self.choose(scores, largest, max(target - len(filling), 0) // self.page, first, last, kept, f"KV head {h}")
-            after = np.concatenate([units[u] for u in keep] + [filling])
+            after = np.concatenate([units[u] for u in keep] + [filling]) if self.page > 1 else ids[keep]
             for other in range(self.n_kv) if shares else [h]:
                 self.cached[other] = after
 
@@ -547,9 +580,9 @@ class Layer:
             scores, largest = self.reduced(heads, q, n - 1, score)
             if actual is not None:
                 for other in range(head, head + step):
-                    if not np.array_equal(actual[other], actual[head]):
+                    if not same(actual[other], actual[head]):
                         self.errors.append(f"{self.p.text}: layer {self.layer}: heads {head} and {other} share and differ")
-                kept = np.unique(actual[head] // self.page)
+                kept = np.unique(actual[head] // self.page) if self.page > 1 else actual[head]
                 if among is not None:
                     kept = np.flatnonzero(np.isin(among, kept))
             if budget is None:
@@ -557,6 +590,8 @@ class Layer:
             else:
                 pages = len(units) if budget >= n else max(budget // self.page, 1)
                 keep = self.choose(scores, largest, pages, first, last, kept, f"head {head}")
+            if among is None:
+                among = ids if self.page == 1 else None
             read += [np.concatenate([units[u] for u in keep]) if among is None else among[keep]] * step
         return read
 
@@ -567,7 +602,7 @@ class Layer:
 
     def check(self, ids, actual):
         for head in range(self.n_heads):
-            if actual is not None and not np.array_equal(ids[head], actual[head]):
+            if actual is not None and not same(ids[head], actual[head]):
                 self.errors.append(f"{self.p.text}: layer {self.layer}, head {head}, text of {self.n}: {ids[head]} but {actual[head]}")
         return ids
 

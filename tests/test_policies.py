@@ -1,6 +1,7 @@
 """Every policy on real texts: the ids that butler holds or reads after every token equal those of the transcription in
 policies_reference.py, on queries, keys and values recorded in the run itself (tests/record_policies.c), also after
 a hundred decode steps with evictions and after a second prompt."""
+import functools
 import os
 import subprocess
 import sys
@@ -173,13 +174,14 @@ class Recording:
                 count = self.n * heads * self.dim
                 rows.append(np.frombuffer(data, np.float32, count, at).reshape(self.n, heads, self.dim).astype(float))
                 at += 4 * count
-        words = np.frombuffer(data, np.int32, offset=at)
+        words = np.frombuffer(data, np.int32, offset=at).astype(int)
         at, self.events = 0, []
         for _ in range(self.n_events):
             event = []
             for _ in range(self.n_layers * self.n_heads):
-                event.append(words[at + 1:at + 1 + words[at]].astype(int))
-                at += 1 + words[at]
+                end = at + 1 + words.item(at)
+                event.append(words[at + 1:end])
+                at = end
             self.events.append([event[i * self.n_heads:(i + 1) * self.n_heads] for i in range(self.n_layers)])
         assert at == len(words)
 
@@ -250,6 +252,7 @@ def compare(recording, schedule, seed=5):
 checked = {"selections": 0, "ties": 0}
 
 
+@functools.cache
 def best_isa():
     return rows("info", MODELS / "llama-gqa.gguf")[0]["isa"]
 
