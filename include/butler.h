@@ -85,8 +85,8 @@ struct butler_model_params {
     /* How text is split into words before tokens are made, by the name of tokenizer.ggml.pre ("llama-bpe", "qwen2"); NULL: as the
      * file says. A model whose file names an unknown one loads, and only butler_tokenize fails. */
     const char *pre_tokenizer;
-    /* A folder of the user's in which fingerprints of models are kept between processes, made if need be; NULL: none. One that
-     * cannot be used is no error. */
+    /* A folder of the user's in which fingerprints of models and kernels compiled for CUDA are kept between processes, made if need
+     * be; NULL: none. One that cannot be used is no error. */
     const char *cache_folder;
 };
 

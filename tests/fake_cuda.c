@@ -246,13 +246,22 @@ static bool has_kernel(const unsigned char *image, const char *name)
     return memmem(image, headers + (uint64_t)size * n, section, strlen(section) + 1) != NULL;
 }
 
+/* Machine code for the device, or PTX for it or an older one. */
+static bool can_load(const char *image)
+{
+    int capability;
+    if (sscanf(image, "FAKE_PTX compute_%d", &capability) == 1)
+        return capability <= fake_cuda.capability;
+    return sscanf(image, "FAKE_CUBIN sm_%d", &capability) == 1 ? capability == fake_cuda.capability
+                                                               : memcmp(image, "\177ELF", 4) == 0;
+}
+
 int cuModuleLoadData(void **object, const void *image)
 {
-    char expected[32];
     BEGIN("ModuleLoadData")
-    snprintf(expected, sizeof expected, "FAKE_CUBIN sm_%d", fake_cuda.capability);
-    if (memcmp(image, "\177ELF", 4) != 0 && strcmp(image, expected) != 0)
+    if (!can_load(image))
         return INVALID_IMAGE;
+    fake_cuda.loads_ptx = ((const char *)image)[5] == 'P';
     struct module *module = calloc(1, sizeof *module);
     if (!module)
         return CUDA_OUT_OF_MEMORY;

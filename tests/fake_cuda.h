@@ -21,12 +21,14 @@ struct fake_cuda {
     int kernels_left;                                /* until one fails while it runs, and the context is lost; -1: none does */
     int n_contexts, n_streams, n_modules, n_buffers; /* that are not released */
     int n_current;                                   /* contexts that threads have pushed and not popped */
+    bool loads_ptx;                                  /* the latest module was PTX */
     int n_left;                                      /* of the last three, when the context ended last */
 };
 
 struct fake_nvrtc {
     struct fake_calls calls;
     bool does_not_compile;
+    int minor, newest;          /* 4: NVRTC 12.4; 90: no architecture above sm_90 is known */
     int n_programs, n_compiled; /* not destroyed; since the beginning */
 };
 

@@ -13,15 +13,16 @@
 NVRTC_FUNCTIONS(EXPORTED)
 
 extern EXPORT struct fake_nvrtc fake_nvrtc;
-struct fake_nvrtc fake_nvrtc = {.calls.fail_at = -1};
+struct fake_nvrtc fake_nvrtc = {.calls.fail_at = -1, .minor = 4, .newest = 90};
 
-enum { COMPILATION = 6, INVALID_PROGRAM = 4 };
+enum { INVALID_PROGRAM = 4, INVALID_OPTION = 5, COMPILATION = 6 };
+static const int architectures[] = {80, 86, 89, 90, 100};
 static const char log_text[] = "butler.cu(7): warning #177-D: variable \"a\" was never used\n"
                                "butler.cu(9): error: identifier \"b\" is undefined\n1 error detected\n";
 
 struct program {
-    bool failed;
-    char cubin[64]; /* after compilation */
+    bool failed, is_ptx;
+    char image[64]; /* after compilation: a cubin, or PTX */
 };
 
 #define FAIL(name)                                                                                                                 \
@@ -37,7 +38,24 @@ static void complain(const char *what, const char *name)
 int nvrtcVersion(int *major, int *minor)
 {
     *major = 12;
-    *minor = 4;
+    *minor = fake_nvrtc.minor;
+    return 0;
+}
+
+int nvrtcGetNumSupportedArchs(int *n)
+{
+    FAIL("GetNumSupportedArchs")
+    *n = 0;
+    for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++)
+        *n += architectures[i] <= fake_nvrtc.newest;
+    return 0;
+}
+
+int nvrtcGetSupportedArchs(int *supported)
+{
+    FAIL("GetSupportedArchs")
+    for (size_t i = 0; i < sizeof architectures / sizeof *architectures && architectures[i] <= fake_nvrtc.newest; i++)
+        supported[i] = architectures[i];
     return 0;
 }
 
@@ -69,25 +87,35 @@ int nvrtcDestroyProgram(void **program)
     return 0;
 }
 
+/* Of the option for an architecture. */
+static int choose(struct program *program, const char *option)
+{
+    int capability;
+    program->is_ptx = sscanf(option, "-arch=sm_%d", &capability) != 1;
+    if (program->is_ptx && sscanf(option, "-arch=compute_%d", &capability) != 1)
+        complain("option", option);
+    snprintf(program->image, sizeof program->image, "%s_%d", program->is_ptx ? "FAKE_PTX compute" : "FAKE_CUBIN sm", capability);
+    for (size_t i = 0; i < sizeof architectures / sizeof *architectures; i++)
+        if (architectures[i] == capability && capability <= fake_nvrtc.newest)
+            return 0;
+    return INVALID_OPTION;
+}
+
 int nvrtcCompileProgram(void *object, int n_options, const char *const *options)
 {
     struct program *program = object;
-    int n_known = 0;
+    int n_known = 0, code = 0;
     program->failed = true;
     FAIL("CompileProgram")
     for (int i = 0; i < n_options; i++) {
-        int capability;
-        if (sscanf(options[i], "-arch=sm_%d", &capability) == 1)
-            n_known += snprintf(program->cubin, sizeof program->cubin, "FAKE_CUBIN sm_%d", capability) > 0;
-        else if (!strcmp(options[i], "-default-device") || !strcmp(options[i], "-fmad=false"))
-            n_known++;
-        else
-            complain("option", options[i]);
+        if (strcmp(options[i], "-default-device") != 0 && strcmp(options[i], "-fmad=false") != 0)
+            code = choose(program, options[i]);
+        n_known++;
     }
     if (n_known != 3)
         complain("options", "are missing");
-    if (fake_nvrtc.does_not_compile)
-        return COMPILATION;
+    if (code != 0 || fake_nvrtc.does_not_compile)
+        return code ? code : COMPILATION;
     program->failed = false;
     fake_nvrtc.n_compiled++;
     return 0;
@@ -107,22 +135,39 @@ int nvrtcGetProgramLog(void *object, char *log)
     return 0;
 }
 
+static int image_size(const struct program *program, bool is_ptx, size_t *n_bytes)
+{
+    *n_bytes = strlen(program->image) + 1;
+    return program->failed || program->is_ptx != is_ptx ? INVALID_PROGRAM : 0;
+}
+
 int nvrtcGetCUBINSize(void *object, size_t *n_bytes)
 {
     FAIL("GetCUBINSize")
-    *n_bytes = sizeof((struct program *)object)->cubin;
-    return ((const struct program *)object)->failed ? INVALID_PROGRAM : 0;
+    return image_size(object, false, n_bytes);
 }
 
 int nvrtcGetCUBIN(void *object, char *cubin)
 {
-    const struct program *program = object;
     FAIL("GetCUBIN")
-    memcpy(cubin, program->cubin, sizeof program->cubin);
+    strcpy(cubin, ((const struct program *)object)->image);
+    return 0;
+}
+
+int nvrtcGetPTXSize(void *object, size_t *n_bytes)
+{
+    FAIL("GetPTXSize")
+    return image_size(object, true, n_bytes);
+}
+
+int nvrtcGetPTX(void *object, char *ptx)
+{
+    FAIL("GetPTX")
+    strcpy(ptx, ((const struct program *)object)->image);
     return 0;
 }
 
 const char *nvrtcGetErrorString(int code)
 {
-    return code == COMPILATION ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR";
+    return code == COMPILATION ? "NVRTC_ERROR_COMPILATION" : code == INVALID_OPTION ? "NVRTC_ERROR_INVALID_OPTION" : "NVRTC_ERROR";
 }

@@ -50,7 +50,7 @@ static int setup(void **state)
     print_message(GPU_DEVICE ":0: %s\n", info.name);
     both->pool = butler_pool_new(2, &err);
     both->on[CPU] = butler_backend_cpu(both->pool, NULL, &err);
-    both->on[GPU] = butler_backend_gpu(both->pool, both->on[CPU]->kernels, &GPU_DRIVER, 0, &err);
+    both->on[GPU] = butler_backend_gpu(both->pool, both->on[CPU]->kernels, &GPU_DRIVER, 0, NULL, &err);
     if (!both->on[GPU])
         print_message("%s\n", err.message);
     both->on[CPU]->activation_bits = 16;

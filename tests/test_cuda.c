@@ -5,11 +5,15 @@
 #define GPU_FEW 1
 #include "gpu_tests.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "fake_cuda.h"
 #include "gpu/cuda_api.h"
+#include "gpu/cuda_compile.h"
 #include "simt_opencl.h"
 
 static struct fake_cuda *cuda;
@@ -28,6 +32,8 @@ static void begin_faults(void)
     cuda->memory = 0;
     cuda->kernels_left = -1;
     nvrtc->does_not_compile = false;
+    nvrtc->minor = 4;
+    nvrtc->newest = 90;
     butler_cuda_hide(false, false);
 }
 
@@ -69,6 +75,168 @@ static void test_compiler(void **state)
         assert_int_equal(nvrtc->calls.n, 1);
         assert_non_null(strstr(err.message, "NVRTC does not compile"));
     }
+}
+
+/* How many programs are compiled for an image of a process that has none yet: 0 or 1. */
+static int n_compiled_for(const char *folder, int version, int capability)
+{
+    struct butler_error err = {0};
+    const struct butler_gpu gpu = {.label = "a device", .folder = folder};
+    const int before = nvrtc->n_compiled;
+    char expected[32];
+    butler_cuda_forget_images();
+    const char *image = butler_cuda_image(&gpu, version, capability, &err);
+    if (!image)
+        fail_msg("%s", err.message);
+    snprintf(expected, sizeof expected, "FAKE_CUBIN sm_%d", capability);
+    assert_string_equal(image, expected);
+    return nvrtc->n_compiled - before;
+}
+
+/* The one file in a folder. */
+static const char *only_file(const char *folder)
+{
+    static char path[512];
+    int n = 0;
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    for (const struct dirent *entry; (entry = readdir(dir));)
+        if (entry->d_name[0] != '.') {
+            snprintf(path, sizeof path, "%s/%.200s", folder, entry->d_name);
+            n++;
+        }
+    closedir(dir);
+    assert_int_equal(n, 1);
+    return path;
+}
+
+static void write_file(const char *path, const unsigned char *bytes, size_t n)
+{
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, n, file), n);
+    fclose(file);
+}
+
+/* A file that is damaged anywhere, too short, too long, or of something else is compiled and written again. */
+static void test_damaged_kernels(void **state)
+{
+    char folder[200], path[512];
+    struct stat st;
+    (void)state;
+    begin_faults();
+    snprintf(folder, sizeof folder, "%s", tiny_path("damaged"));
+    assert_int_equal(n_compiled_for(folder, 12040, 90), 1);
+    snprintf(path, sizeof path, "%s", only_file(folder));
+    struct tiny_bytes bytes = tiny_read(path);
+    unsigned char *wrong = malloc(bytes.size + 1);
+    memcpy(wrong, bytes.data, bytes.size);
+    wrong[bytes.size] = 0;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    for (size_t i = 0; i < bytes.size; i++) {
+        wrong[i] ^= 0x10;
+        write_file(path, wrong, bytes.size);
+        wrong[i] ^= 0x10;
+        assert_int_equal(n_compiled_for(folder, 12040, 90), 1);
+        assert_int_equal(n_compiled_for(folder, 12040, 90), 0);
+    }
+    for (size_t n = 0; n <= bytes.size + 1; n++) {
+        write_file(path, wrong, n);
+        assert_int_equal(n_compiled_for(folder, 12040, 90), n != bytes.size);
+    }
+    struct tiny_bytes again = tiny_read(only_file(folder));
+    assert_int_equal(again.size, bytes.size);
+    assert_memory_equal(again.data, bytes.data, bytes.size);
+    assert_int_equal(n_compiled_for(folder, 12040, 89), 1); /* a file of another device under this one's name */
+    unlink(path);
+    assert_int_equal(rename(only_file(folder), path), 0);
+    assert_int_equal(n_compiled_for(folder, 12040, 90), 1);
+    free(wrong), free(bytes.data), free(again.data);
+}
+
+/* Each driver, NVRTC and architecture has its own; a folder that cannot be used is none. */
+static void test_kept_kernels(void **state)
+{
+    char folder[200];
+    (void)state;
+    begin_faults();
+    snprintf(folder, sizeof folder, "%s", tiny_path("kept"));
+    for (int again = 0; again < 2; again++) {
+        const int n = !again;
+        nvrtc->minor = 4;
+        assert_int_equal(n_compiled_for(folder, 12040, 90), n);
+        assert_int_equal(n_compiled_for(folder, 12080, 90), n);
+        assert_int_equal(n_compiled_for(folder, 12040, 80), n);
+        nvrtc->minor = 9;
+        assert_int_equal(n_compiled_for(folder, 12040, 90), n);
+        assert_int_equal(n_compiled_for(NULL, 12040, 90), 1);
+        assert_int_equal(n_compiled_for("/dev/null/no/folder", 12040, 90), 1);
+    }
+    begin_faults();
+}
+
+/* The second of two processes compiles nothing, and an engine runs on what the first one left. */
+static void test_second_start(void **state)
+{
+    struct butler_error err = {0};
+    char path[FIXTURE_PATH];
+    const int before = nvrtc->n_compiled;
+    (void)state;
+    begin_faults();
+    fixture_path(path, usual_model);
+    for (int i = 0; i < 2; i++) {
+        const struct butler_model_params params = {BUTLER_INIT(butler_model_params), .cache_folder = tiny_path("second")};
+        struct butler_model *model = butler_model_load(path, &params, &err);
+        struct butler_engine *engine = butler_engine_new(
+            model, &(struct butler_engine_params){BUTLER_INIT(butler_engine_params), .n_threads = 1, .device = "cuda:0"}, &err);
+        if (!engine)
+            fail_msg("%s", err.message);
+        assert_int_equal(nvrtc->n_compiled, before + 1);
+        struct butler_session *session = session_on(engine, "full", BUTLER_KV_F16);
+        read_prompt(session, 3);
+        butler_session_free(session);
+        free_engine(engine);
+        butler_cuda_forget_images();
+    }
+    begin_faults();
+}
+
+/* Where NVRTC is older than the device the driver gets PTX of the newest architecture that both know. */
+static void test_ptx(void **state)
+{
+    struct butler_error err = {0};
+    (void)state;
+    begin_faults();
+    butler_cuda_forget_images();
+    cuda->capability = 103;
+    struct butler_engine *engine = engine_on(usual_model, "cuda:0", 0, &err);
+    if (!engine)
+        fail_msg("%s", err.message);
+    assert_true(cuda->loads_ptx);
+    struct butler_session *session = session_on(engine, "full", BUTLER_KV_F16);
+    read_prompt(session, 3);
+    butler_session_free(session);
+    free_engine(engine);
+    cuda->capability = 100; /* which a newer NVRTC knows */
+    nvrtc->newest = 100;
+    engine = engine_on(usual_model, "cuda:0", 0, &err);
+    assert_non_null(engine);
+    assert_false(cuda->loads_ptx);
+    free_engine(engine);
+    cuda->capability = 75; /* older than all */
+    assert_null(engine_on(usual_model, "cuda:0", 0, &err));
+    assert_non_null(strstr(err.message, "NVRTC does not compile the kernels (NVRTC_ERROR_INVALID_OPTION)"));
+    static const char *const calls[] = {"GetPTXSize", "GetPTX"};
+    for (int i = 0; i < N(calls); i++) {
+        begin_faults();
+        butler_cuda_forget_images();
+        cuda->capability = 103;
+        nvrtc->calls = (struct fake_calls){.only = calls[i], .fail_code = 1};
+        assert_null(engine_on(usual_model, "cuda:0", 0, &err));
+        assert_int_equal(nvrtc->calls.n, 1);
+    }
+    begin_faults();
 }
 
 /* The first of two engines may have to compile, the second has not. A device's architecture is compiled for. */
@@ -304,10 +472,11 @@ static void *find_variable(const char *library, const char *name)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_driver), cmocka_unit_test(test_compiler),
-                                       cmocka_unit_test(test_auto),      cmocka_unit_test(test_auto_falls_back),
-                                       cmocka_unit_test(test_threads),   cmocka_unit_test(test_out_of_memory),
-                                       cmocka_unit_test(test_each_call), cmocka_unit_test(test_lost)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_driver),     cmocka_unit_test(test_compiler),        cmocka_unit_test(test_damaged_kernels),
+        cmocka_unit_test(test_kept_kernels),  cmocka_unit_test(test_second_start),    cmocka_unit_test(test_ptx),
+        cmocka_unit_test(test_auto),          cmocka_unit_test(test_auto_falls_back), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_each_call),       cmocka_unit_test(test_lost)};
     cuda = find_variable("libcuda.so.1", "fake_cuda");
     nvrtc = find_variable("libnvrtc.so.12", "fake_nvrtc");
     butler_opencl_use(&(struct butler_opencl){0});
@@ -317,6 +486,7 @@ int main(void)
     }
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     failed += run_gpu_tests(); /* after those: until its end it has an engine on the device */
+    butler_cuda_forget_images();
     simt_free();
     return failed;
 }

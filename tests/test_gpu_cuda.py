@@ -89,6 +89,18 @@ def test_command():
 
 
 @needs_fake
+def test_kernels_are_kept(tmp_path):
+    """In the user's folder, by the command: the second start finds them."""
+    def start():
+        on_fake("run", "-m", GQA, "-p", "It", "-n", 1, "--device", "cuda:0", XDG_CACHE_HOME=str(tmp_path))
+        path, = tmp_path.glob("butler/*.kernels")
+        assert path.stat().st_mode & 0o777 == 0o600 and b"FAKE_CUBIN" in path.read_bytes()
+        return path, path.stat().st_mtime_ns
+
+    assert start() == start()
+
+
+@needs_fake
 def test_auto_says_why():
     result = on_fake("run", "-m", GQA, "-p", PROMPT, "-n", 1, "--device", "auto", FAKE_CUDA_VERSION="11040")
     assert re.search(r"note: --device auto: runs on \w.*: device cuda:0: the CUDA driver is too old: it is of CUDA 11\.4", result.stderr)

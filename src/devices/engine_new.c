@@ -71,8 +71,8 @@ static bool device_of(const char *name, struct device *device)
 }
 
 /* Takes the pool's threads; NULL with *err filled on failure. */
-static struct butler_backend *make_backend(const struct butler_engine_params *params, struct device device,
-                                           struct butler_pool *pool, struct butler_error *err)
+static struct butler_backend *make_backend(const struct butler_model *model, const struct butler_engine_params *params,
+                                           struct device device, struct butler_pool *pool, struct butler_error *err)
 {
     const struct butler_spill_params spill = {.memory = params->kv_ram,
                                               .disk = {.folder = params->kv_folder ? params->kv_folder : "/var/tmp"}};
@@ -85,14 +85,14 @@ static struct butler_backend *make_backend(const struct butler_engine_params *pa
         return cpu && params->kv_ram > 0 ? butler_spill_backend(cpu, &spill, err) : cpu;
     const struct butler_kernels *kernels = cpu->kernels;
     butler_backend_free(cpu);
-    return butler_backend_gpu(pool, kernels, device.driver, device.index, err);
+    return butler_backend_gpu(pool, kernels, device.driver, device.index, model->cache_folder, err);
 }
 
 static struct butler_engine *make_engine(struct butler_model *model, const struct butler_engine_params *params,
                                          struct device device, struct butler_error *err)
 {
     struct butler_pool *pool = butler_pool_new(butler_engine_threads(params->n_threads), err);
-    struct butler_backend *backend = pool ? make_backend(params, device, pool, err) : NULL;
+    struct butler_backend *backend = pool ? make_backend(model, params, device, pool, err) : NULL;
     return butler_engine_new_on(model, params, &butler_builtin, pool, backend, err);
 }
 

@@ -141,17 +141,19 @@ static int start(struct butler_gpu *gpu, struct butler_error *err)
 static struct butler_backend *gpu_another(const struct butler_backend *backend, struct butler_pool *pool, struct butler_error *err)
 {
     const struct butler_gpu *gpu = (const struct butler_gpu *)backend;
-    return butler_backend_gpu(pool, backend->kernels, gpu->driver, gpu->index, err);
+    return butler_backend_gpu(pool, backend->kernels, gpu->driver, gpu->index, gpu->folder, err);
 }
 
 struct butler_backend *butler_backend_gpu(struct butler_pool *pool, const struct butler_kernels *kernels,
-                                          const struct butler_gpu_driver *driver, int index, struct butler_error *err)
+                                          const struct butler_gpu_driver *driver, int index, const char *folder,
+                                          struct butler_error *err)
 {
     struct butler_gpu *gpu = butler_alloc(sizeof *gpu, err);
     if (!gpu)
         return NULL;
     gpu->driver = driver;
     gpu->index = index;
+    gpu->folder = folder;
     gpu->backend = (struct butler_backend){
         .name = driver->name,
         .isa = gpu->info.name,

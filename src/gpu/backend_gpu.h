@@ -17,10 +17,12 @@ extern const struct butler_gpu_driver butler_gpu_cuda, butler_gpu_opencl;
  * driver, or no such device (BUTLER_ERROR_UNSUPPORTED), or a driver of no use (BUTLER_ERROR_IO). */
 bool butler_gpu_describe(const struct butler_gpu_driver *driver, int index, struct butler_gpu_info *info, struct butler_error *err);
 
-/* kernels: the CPU's, for functions of host memory. NULL with *err filled on failure: no driver, no such device, kernels that its
- * driver does not compile. */
+/* kernels: the CPU's, for functions of host memory. folder: where a driver that keeps no compiled kernels itself has them kept
+ * between processes, which must outlive the backend; or NULL. One that cannot be used is no error. NULL with *err filled on
+ * failure: no driver, no such device, kernels that its driver does not compile. */
 struct butler_backend *butler_backend_gpu(struct butler_pool *pool, const struct butler_kernels *kernels,
-                                          const struct butler_gpu_driver *driver, int index, struct butler_error *err);
+                                          const struct butler_gpu_driver *driver, int index, const char *folder,
+                                          struct butler_error *err);
 
 /* How often a kernel was launched by this backend, which is one that butler_backend_gpu made; 0 for a name that is no kernel's. */
 uint64_t butler_gpu_launches(const struct butler_backend *backend, const char *kernel);

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 enum {
+    CUDA_OLDEST = 12, /* major version: the oldest that the library asks for NVRTC of */
     CUDA_OUT_OF_MEMORY = 2,
     CUDA_NO_DEVICE = 100,
     CUDA_STREAM_NON_BLOCKING = 1, /* does not wait for the default stream of the process */
@@ -51,6 +52,8 @@ enum {
 /* clang-format off */
 #define NVRTC_FUNCTIONS(each) \
     each(int, Version, (int *major, int *minor)) \
+    each(int, GetNumSupportedArchs, (int *n)) \
+    each(int, GetSupportedArchs, (int *architectures)) \
     each(int, CreateProgram, (void **program, const char *text, const char *name, int n_headers, const char *const *headers, const char *const *names)) \
     each(int, DestroyProgram, (void **program)) \
     each(int, CompileProgram, (void *program, int n_options, const char *const *options)) \
@@ -58,6 +61,8 @@ enum {
     each(int, GetProgramLog, (void *program, char *log)) \
     each(int, GetCUBINSize, (void *program, size_t *n_bytes)) \
     each(int, GetCUBIN, (void *program, char *cubin)) \
+    each(int, GetPTXSize, (void *program, size_t *n_bytes)) \
+    each(int, GetPTX, (void *program, char *ptx)) \
     each(const char *, GetErrorString, (int code))
 /* clang-format on */
 

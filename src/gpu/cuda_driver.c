@@ -1,14 +1,12 @@
 /* What gpu.h asks of a driver, by CUDA. Work goes to one stream of the device's primary context, which is the calling thread's
  * current context only while a function of this file runs: a program may use CUDA itself. */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "gpu/cuda_api.h"
+#include "gpu/cuda_compile.h"
 #include "gpu/gpu.h"
-
-enum { OLDEST = 12 }; /* major version of CUDA: the oldest that the library asks for NVRTC of */
 
 static const struct butler_cuda *cuda_of(const struct butler_gpu *gpu)
 {
@@ -52,13 +50,13 @@ static const struct butler_cuda *open_driver(int index, int *version, struct but
         butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device cuda:%d: there is no CUDA driver (libcuda.so.1)", index);
     else if (!cuda)
         butler_fail(err, BUTLER_ERROR_IO, "device cuda:%d: the CUDA driver is too old: it has no %s, CUDA %d.0 is needed", index,
-                    lacks, OLDEST);
+                    lacks, CUDA_OLDEST);
     if (!cuda)
         return NULL;
     *version = 0;
-    if ((code = cuda->DriverGetVersion(version)) == 0 && *version < OLDEST * 1000)
+    if ((code = cuda->DriverGetVersion(version)) == 0 && *version < CUDA_OLDEST * 1000)
         butler_fail(err, BUTLER_ERROR_IO, "device cuda:%d: the CUDA driver is too old: it is of CUDA %d.%d, %d.0 is needed", index,
-                    *version / 1000, *version % 1000 / 10, OLDEST);
+                    *version / 1000, *version % 1000 / 10, CUDA_OLDEST);
     else if (code == 0 && (code = cuda->Init(0)) == 0)
         return cuda;
     else if (code == CUDA_NO_DEVICE)
@@ -98,113 +96,6 @@ static int find(int index, struct butler_gpu_info *info, struct butler_error *er
     return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------- compilation */
-
-/* The kernels compiled for a compute capability (90: 9.0) by NVRTC of a version: kept for the process, since that takes seconds. */
-struct cubin {
-    struct cubin *next;
-    int capability, major;
-    char bytes[];
-};
-static struct cubin *cubins;
-static pthread_mutex_t cubins_lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* The dialect and the kernels as one text; NULL: no memory. */
-static char *join_texts(void)
-{
-    static const enum butler_gpu_text which[] = {GPU_TEXT_CUDA, GPU_TEXT_KERNELS, GPU_TEXT_CACHE, GPU_TEXT_ONE_BIT, GPU_TEXT_FUSED};
-    const char *texts[BUTLER_COUNT(which)];
-    size_t lengths[BUTLER_COUNT(which)], n = 0;
-    for (size_t i = 0; i < BUTLER_COUNT(which); i++) {
-        texts[i] = butler_gpu_text(which[i], &lengths[i]);
-        n += lengths[i];
-    }
-    char *text = malloc(n + 1), *to = text;
-    for (size_t i = 0; text && i < BUTLER_COUNT(which); i++) {
-        memcpy(to, texts[i], lengths[i]);
-        to += lengths[i];
-    }
-    if (text)
-        *to = 0;
-    return text;
-}
-
-/* The log's first line with an error, else its first. */
-static int fail_with_log(const struct butler_gpu *gpu, const struct butler_nvrtc *nvrtc, void *program, int code,
-                         struct butler_error *err)
-{
-    size_t n = 0;
-    char *log = program && nvrtc->GetProgramLogSize(program, &n) == 0 ? calloc(n + 1, 1) : NULL;
-    const char *line = log && nvrtc->GetProgramLog(program, log) == 0 ? log : "";
-    for (const char *each = line; each && *each; each = strchr(each, '\n')) {
-        each += *each == '\n';
-        if (memmem(each, strcspn(each, "\n"), "error", 5)) {
-            line = each;
-            break;
-        }
-    }
-    butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: NVRTC does not compile the kernels (%s) %.*s", gpu->label,
-                nvrtc->GetErrorString(code), (int)BUTLER_MIN(strcspn(line, "\n"), 256), line);
-    free(log);
-    return BUTLER_ERROR_UNSUPPORTED;
-}
-
-/* Not in the list yet. NULL with *err filled on failure. */
-static struct cubin *compile(const struct butler_gpu *gpu, const struct butler_nvrtc *nvrtc, int capability,
-                             struct butler_error *err)
-{
-    char architecture[32], *text = join_texts();
-    const char *options[] = {architecture, "-default-device", "-fmad=false"};
-    struct cubin *cubin = NULL;
-    void *program = NULL;
-    size_t n = 0;
-    snprintf(architecture, sizeof architecture, "-arch=sm_%d", capability);
-    int code = text ? nvrtc->CreateProgram(&program, text, "butler.cu", 0, NULL, NULL) : 0;
-    if (program && code == 0)
-        code = nvrtc->CompileProgram(program, BUTLER_COUNT(options), options);
-    if (program && code == 0)
-        code = nvrtc->GetCUBINSize(program, &n);
-    if (program && code == 0 && (cubin = malloc(sizeof *cubin + n)))
-        code = nvrtc->GetCUBIN(program, cubin->bytes);
-    if (code != 0) {
-        fail_with_log(gpu, nvrtc, program, code, err);
-        free(cubin);
-        cubin = NULL;
-    } else if (!cubin)
-        butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory to compile the kernels", gpu->label);
-    if (program)
-        nvrtc->DestroyProgram(&program);
-    free(text);
-    return cubin;
-}
-
-/* The kernels for the device, compiled at most once; NULL with *err filled on failure. A driver runs what NVRTC of its own or an
- * older major version makes. */
-static const char *cubin_for(const struct butler_gpu *gpu, int version, int capability, struct butler_error *err)
-{
-    const struct butler_nvrtc *nvrtc = NULL;
-    int major;
-    for (major = version / 1000; major >= OLDEST && !(nvrtc = butler_nvrtc_open(major)); major--)
-        ;
-    if (!nvrtc) {
-        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: there is no compiler for its kernels (libnvrtc.so.%d to .%d)", gpu->label,
-                    OLDEST, version / 1000);
-        return NULL;
-    }
-    pthread_mutex_lock(&cubins_lock);
-    struct cubin *cubin = cubins;
-    while (cubin && (cubin->capability != capability || cubin->major != major))
-        cubin = cubin->next;
-    if (!cubin && (cubin = compile(gpu, nvrtc, capability, err))) {
-        cubin->capability = capability;
-        cubin->major = major;
-        cubin->next = cubins;
-        cubins = cubin;
-    }
-    pthread_mutex_unlock(&cubins_lock);
-    return cubin ? cubin->bytes : NULL;
-}
-
 /* ---------------------------------------------------------------------------------------------- start and stop */
 
 /* Between these two the device's context is the thread's. */
@@ -222,12 +113,12 @@ static int leave(const struct butler_gpu *gpu, int code)
 }
 
 /* The device's context is current. */
-static int load(struct butler_gpu *gpu, const char *cubin)
+static int load(struct butler_gpu *gpu, const char *image)
 {
     const struct butler_cuda *cuda = cuda_of(gpu);
     int code = cuda->StreamCreate(&gpu->queue, CUDA_STREAM_NON_BLOCKING);
     if (code == 0)
-        code = cuda->ModuleLoadData(&gpu->program, cubin);
+        code = cuda->ModuleLoadData(&gpu->program, image);
     for (int i = 0; i < GPU_N_KERNELS && code == 0; i++)
         code = cuda->ModuleGetFunction(&gpu->kernels[i], gpu->program, butler_gpu_kernels[i].name);
     return code;
@@ -235,7 +126,7 @@ static int load(struct butler_gpu *gpu, const char *cubin)
 
 static int start(struct butler_gpu *gpu, struct butler_error *err)
 {
-    const char *lacks, *cubin;
+    const char *lacks, *image;
     char text[GPU_CODE];
     const struct butler_cuda *cuda = butler_cuda_open(&lacks);
     int version = 0, major = 0, minor = 0, device = 0;
@@ -248,14 +139,14 @@ static int start(struct butler_gpu *gpu, struct butler_error *err)
         code = cuda->DeviceGetAttribute(&major, CUDA_CAPABILITY_MAJOR, device);
     if (code == 0)
         code = cuda->DeviceGetAttribute(&minor, CUDA_CAPABILITY_MINOR, device);
-    if (code == 0 && !(cubin = cubin_for(gpu, version, 10 * major + minor, err)))
+    if (code == 0 && !(image = butler_cuda_image(gpu, version, 10 * major + minor, err)))
         return BUTLER_ERROR_UNSUPPORTED;
     if (code == 0)
         code = cuda->DevicePrimaryCtxRetain(&gpu->context, device);
     if (code == 0)
         code = enter(gpu);
     if (code == 0)
-        code = leave(gpu, load(gpu, cubin));
+        code = leave(gpu, load(gpu, image));
     if (code == 0)
         return 0;
     name_code(cuda, code, text);

@@ -65,7 +65,8 @@ struct butler_gpu {
     int n_regions, max_regions;
     void *staging; /* numbers that an operation is given in host memory, or gives there */
     size_t staging_bytes;
-    int index; /* of opencl:N or cuda:N */
+    int index;          /* of opencl:N or cuda:N */
+    const char *folder; /* where compiled kernels may be kept between processes, the caller's; or NULL */
     struct butler_gpu_info info;
     char label[192]; /* "device cuda:0 (its name)", for errors */
     struct butler_error fault;
