@@ -109,11 +109,33 @@ bool butler_session_can_unread(const struct butler_session *session, int n)
     return session && session->policy.unit == 1 && session->kv.record_slots <= 1 && !session->kv.states && !session->predict;
 }
 
+/* The slot of a head's newest token. */
+static uint32_t newest_slot(struct butler_backend *backend, const struct butler_kv_head *head)
+{
+    uint32_t slot = (uint32_t)head->n_slots - 1;
+    if (head->order)
+        backend->download(backend, &slot, head->order + slot, sizeof slot);
+    return slot;
+}
+
+static void replace_in_order(struct butler_backend *backend, struct butler_kv_head *head, uint32_t old, uint32_t slot)
+{
+    enum { AT_ONCE = 256 };
+    uint32_t order[AT_ONCE];
+    for (int first = 0, n; first < head->n_slots; first += n) {
+        n = BUTLER_MIN(head->n_slots - first, AT_ONCE);
+        backend->download(backend, order, head->order + first, (size_t)n * sizeof *order);
+        for (int i = 0; i < n; i++)
+            if (order[i] == old)
+                backend->upload(backend, head->order + first + i, &slot, sizeof slot);
+    }
+}
+
 /* The newest slot of a head goes: the last slot takes its place, so that slots stay without gaps. */
 static void drop_newest(struct butler_kv *kv, struct butler_kv_head *head)
 {
     struct butler_backend *backend = kv->backend;
-    const uint32_t last = (uint32_t)head->n_slots - 1, newest = head->order ? head->order[last] : last;
+    const uint32_t last = (uint32_t)head->n_slots - 1, newest = newest_slot(backend, head);
     head->n_slots--;
     if (newest == last)
         return;
@@ -124,10 +146,8 @@ static void drop_newest(struct butler_kv *kv, struct butler_kv_head *head)
     if (kv->record_slots == 1)
         backend->copy(backend, head->records + (size_t)newest * kv->record_bytes, head->records + (size_t)last * kv->record_bytes,
                       kv->record_bytes);
-    head->positions[newest] = head->positions[last];
-    for (int i = 0; i < head->n_slots; i++)
-        if (head->order[i] == last)
-            head->order[i] = newest;
+    backend->copy(backend, head->positions + newest, head->positions + last, sizeof *head->positions);
+    replace_in_order(backend, head, last, newest);
 }
 
 int butler_session_unread(struct butler_session *session, struct butler_error *err)
@@ -143,8 +163,11 @@ int butler_session_unread(struct butler_session *session, struct butler_error *e
             return code;
         for (int h = 0; h < session->kv.n_kv_heads; h++) {
             struct butler_kv_head *head = butler_kv_at(&session->kv, l, h);
-            const uint32_t newest = head->order ? head->order[head->n_slots - 1] : (uint32_t)head->n_slots - 1;
-            if (butler_kv_position(head, newest) == n - 1)
+            int32_t position = n - 1;
+            if (head->positions)
+                session->kv.backend->download(session->kv.backend, &position,
+                                              head->positions + newest_slot(session->kv.backend, head), sizeof position);
+            if (position == n - 1)
                 drop_newest(&session->kv, head);
         }
     }
