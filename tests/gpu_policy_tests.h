@@ -83,13 +83,205 @@ static void test_fier(void **state)
     tiny.n_heads = 8;
     tiny_write(tiny_path("fier.gguf"), &tiny);
     fixture_path(fixture, usual_model);
-    for (int c = 0; c < N(cases); c += GPU_FEW ? 2 : 1) {
+    for (int c = GPU_FEW; c < N(cases); c += GPU_FEW ? 2 : 1) {
         const bool q8 = cases[c].type == BUTLER_KV_Q8_0;
         const char *model = q8 ? tiny_path("fier.gguf") : fixture;
         sessions_same(model, "ref", cases[c].policy, cases[c].type, q8 ? 1e-3 : 1e-4);
         if (c % 3 == 0)
             passes_and_files(model, "ref", cases[c].policy, cases[c].type, q8 ? 1e-3 : 1e-4);
     }
+}
+
+/* Scores with ties and numbers that are none; of the text's i-th token the slot, 5 i + 3 modulo their number, and the position. */
+static void make_evicted(float *scores, int n, uint32_t *order, uint32_t *positions)
+{
+    uint32_t seed = 5;
+    for (int i = 0; i < n; i++, seed = seed * 1664525 + 1013904223)
+        scores[i] = seed >> 24 < 4 ? NAN : (float)(seed >> 28);
+    for (int i = 0; i < CACHE_SLOTS; i++) {
+        order[i] = (uint32_t)(i * 5 + 3) % CACHE_SLOTS;
+        positions[order[i]] = (uint32_t)i * 2;
+    }
+}
+
+/* A cut, and arrays of struct both that it is made of. */
+struct evict_case {
+    enum butler_kv_type type;
+    struct butler_choice choice;
+    bool newest, mean;
+    int k, v, scores, lists, counts;
+};
+enum { EVICT_DIM = 64, EVICT_HEADS = 4, EVICT_TABLE = 2 * CACHE_TABLE * 4 };
+
+/* What is left: the pool, records, tables, positions and order; of a query of ones the attention to all that is left but 3. */
+struct evicted {
+    unsigned char *bytes;
+    size_t n_bytes;
+    int n_left;
+    float weights[EVICT_HEADS * CACHE_MOST];
+    int32_t positions[2 * CACHE_MOST];
+};
+
+static void read_evicted(struct both *both, int b, struct cache *cache, const struct butler_layer_state *layer,
+                         struct evicted *left)
+{
+    const struct butler_kv *kv = layer->kv;
+    float q[EVICT_HEADS * EVICT_DIM];
+    for (int i = 0; i < N(q); i++)
+        q[i] = (float)(i % 5) - 1;
+    cache->heads[0].n_slots = cache->heads[1].n_slots = left->n_left;
+    EACH(b, exact_weights, layer, q,
+         &(struct butler_exact){
+             .n = left->n_left - 3, .stride = CACHE_MOST, .weights = left->weights, .positions = left->positions});
+    left->n_bytes = 2 * kv->extent_bytes + 2 * kv->records_stride + EVICT_TABLE;
+    left->bytes = malloc(left->n_bytes);
+    unsigned char *tables = left->bytes + left->n_bytes - EVICT_TABLE;
+    EACH(b, download, left->bytes, kv->pool, 2 * kv->extent_bytes);
+    EACH(b, download, left->bytes + 2 * kv->extent_bytes, kv->records, 2 * kv->records_stride);
+    EACH(b, download, tables, cache->heads[0].table, EVICT_TABLE);
+    for (int h = 0; h < 2; h++) /* of an order the rest is of no meaning */
+        memset(tables + (h * CACHE_TABLE + 1 + CACHE_MOST + left->n_left) * 4, 0, (size_t)(CACHE_SLOTS - left->n_left) * 4);
+}
+
+static void evict_on(struct both *both, int b, const struct evict_case *c, struct evicted *left)
+{
+    const struct butler_plan plan = {.metric = &butler_metric_attention,
+                                     .values = {1},
+                                     .method = BUTLER_EVICT,
+                                     .unit = 1,
+                                     .score_slots = 1,
+                                     .share = BUTLER_SHARE_KV,
+                                     .reduction = {.mean = c->mean, .pool = 1}};
+    struct butler_workspace work = {0};
+    struct cache cache;
+    struct butler_kv *kv = &cache.kv;
+    float scores[EVICT_HEADS * CACHE_MOST];
+    uint32_t order[CACHE_MOST] = {0}, positions[CACHE_MOST] = {0}, *slots[2];
+    int n_cpu[2];
+    make_evicted(scores, N(scores), order, positions);
+    make_cache(&cache, both->on[b], c->type, EVICT_DIM, NULL);
+    cache.shape.n_heads = kv->n_heads = EVICT_HEADS;
+    cache.shape.group = EVICT_HEADS / 2;
+    butler_metric_attention.record(&cache.shape, plan.values, &kv->record_slots, &kv->record_bytes);
+    if (b == CPU)
+        work = both->work;
+    work.scores = both->arrays[b][c->scores];
+    work.score_stride = CACHE_MOST;
+    const struct butler_layer_state layer = {.plan = &plan,
+                                             .shape = &cache.shape,
+                                             .kv = kv,
+                                             .work = &work,
+                                             .traffic = &cache.traffic,
+                                             .n_heads = EVICT_HEADS,
+                                             .summarise_from = INT32_MAX};
+    for (int h = 0; h < 2; h++) {
+        cache.heads[h].positions = (int32_t *)cache.heads[h].table + 1;
+        cache.heads[h].order = cache.heads[h].table + 1 + CACHE_MOST;
+    }
+    EACH(b, append, &layer, both->arrays[b][c->k], both->arrays[b][c->v], CACHE_SLOTS);
+    for (int h = 0; h < 2; h++) {
+        EACH(b, upload, cache.heads[h].positions, positions, sizeof positions);
+        EACH(b, upload, cache.heads[h].order, order, sizeof order);
+        EACH(b, upload, cache.heads[h].records, scores, CACHE_SLOTS * kv->record_bytes);
+    }
+    EACH(b, upload, work.scores, scores, sizeof scores);
+    const struct butler_lists lists = {.n_lists = 2,
+                                       .slots = slots,
+                                       .n = b == GPU ? (int *)both->arrays[b][c->counts] : n_cpu,
+                                       .memory = (uint32_t *)both->arrays[b][c->lists],
+                                       .stride = CACHE_MOST};
+    EACH(b, select_leaving, &layer, &((struct butler_cut){.choice = c->choice, .newest = c->newest}), &lists);
+    EACH(b, compact, &layer, &lists);
+    read_evicted(both, b, &cache, &layer, left);
+    free_cache(&cache);
+}
+
+/* What a cut leaves has the CPU's bytes, and its exact attention the CPU's weights. */
+static void evict_same(struct both *both, enum butler_kv_type type, struct butler_choice choice, bool newest, bool mean)
+{
+    const size_t n = (size_t)(CACHE_SLOTS * 2 * EVICT_DIM);
+    const struct evict_case c = {.type = type,
+                                 .choice = choice,
+                                 .newest = newest,
+                                 .mean = mean,
+                                 .k = array(both, n, 1),
+                                 .v = array(both, n, 2),
+                                 .scores = array(both, EVICT_HEADS * CACHE_MOST, 4),
+                                 .lists = array(both, 2 * CACHE_MOST, 5),
+                                 .counts = array(both, 2, 6)};
+    struct evicted left[N_BACKENDS] = {{0}};
+    for (int b = 0; b < N_BACKENDS; b++) {
+        left[b].n_left = BUTLER_MAX(choice.budget, choice.first + choice.last);
+        evict_on(both, b, &c, &left[b]);
+    }
+    assert_memory_equal(left[CPU].bytes, left[GPU].bytes, left[CPU].n_bytes);
+    assert_memory_equal(left[CPU].positions, left[GPU].positions, sizeof left[CPU].positions);
+    for (int i = 0; i < N(left[CPU].weights); i++)
+        if (fabsf(left[CPU].weights[i] - left[GPU].weights[i]) > 1e-5f)
+            fail_msg("weight %d: %g, on the CPU %g", i, (double)left[GPU].weights[i], (double)left[CPU].weights[i]);
+    free(left[CPU].bytes), free(left[GPU].bytes);
+    compare(both, c.k, 0, "keys");
+}
+
+static void test_evict(void **state)
+{
+    struct both *both = begin(state);
+    const struct butler_choice some = {.n_units = CACHE_SLOTS, .budget = 20, .first = 2, .last = 5},
+                               one = {.n_units = CACHE_SLOTS, .budget = CACHE_SLOTS - 1, .first = 0, .last = 3},
+                               ends = {.n_units = CACHE_SLOTS, .budget = 12, .first = 4, .last = 8};
+    evict_same(both, BUTLER_KV_F16, some, false, false);
+    evict_same(both, BUTLER_KV_Q8_0, some, false, true);
+    evict_same(both, BUTLER_KV_F32, one, false, false);
+    evict_same(both, BUTLER_KV_F16, ends, true, false);
+    evict_same(both, BUTLER_KV_F16, ends, false, false);
+}
+
+/* The last token of a prompt is taken out, which a cut has moved: what is left goes on as on the CPU. */
+static void unread_same(const char *policy)
+{
+    struct butler_error err = {0};
+    struct butler_engine *engines[N_BACKENDS];
+    struct butler_session *sessions[N_BACKENDS];
+    for (int b = 0; b < N_BACKENDS; b++) {
+        engines[b] = engine_on(usual_model, b == GPU ? GPU_DEVICE ":0" : "cpu", 0, &err);
+        sessions[b] = session_on(engines[b], policy, BUTLER_KV_F32);
+        read_prompt(sessions[b], 40);
+        assert_int_equal(butler_session_unread(sessions[b], &err), 0);
+        for (int step = 0; step < 3; step++)
+            assert_int_equal(butler_step(sessions[b], 6 + step, &err), 0);
+    }
+    compare_logits(sessions[CPU], sessions[GPU], n_vocab_of(engines[CPU]), 1e-4, "a token taken out");
+    for (int b = 0; b < N_BACKENDS; b++) {
+        butler_session_free(sessions[b]);
+        free_engine(engines[b]);
+    }
+}
+
+/* The first tokens and the latest: a prompt and steps behind which tokens leave the cache give the CPU's logits and keep its
+ * tokens; a session that one of them saved goes on on the other. */
+static void test_streaming(void **state)
+{
+    char path[FIXTURE_PATH];
+    begin(state);
+    fixture_path(path, usual_model);
+    sessions_same(path, NULL, "streaming:budget=24", BUTLER_KV_F16, 1e-4);
+    unread_same("streaming:budget=24");
+    if (GPU_FEW)
+        return;
+    sessions_same(path, NULL, "streaming:budget=20,sinks=0,dense=1", BUTLER_KV_F32, 1e-4);
+    passes_and_files(path, NULL, "streaming:budget=24", BUTLER_KV_F16, 1e-4);
+}
+
+/* The same of what drew most attention, whose sums a device keeps. */
+static void test_h2o(void **state)
+{
+    char path[FIXTURE_PATH];
+    begin(state);
+    fixture_path(path, usual_model);
+    passes_and_files(path, NULL, "h2o:budget=24", BUTLER_KV_F32, 1e-4);
+    sessions_same(path, NULL, "h2o:budget=0.3,sinks=2,half_life=9,group=mean", BUTLER_KV_F16, 1e-4);
+    if (!GPU_FEW)
+        sessions_same(path, NULL, "softprune:min=20,ratio=0.5,dense=1", BUTLER_KV_F32, 1e-4);
 }
 
 #endif

@@ -321,7 +321,7 @@ struct cache {
     struct butler_traffic traffic;
 };
 
-enum { CACHE_SLOTS = 37, CACHE_PAGE = 16 };
+enum { CACHE_SLOTS = 37, CACHE_PAGE = 16, CACHE_MOST = 64, CACHE_TABLE = 1 + 2 * CACHE_MOST };
 
 static void make_cache(struct cache *cache, struct butler_backend *backend, enum butler_kv_type type, int dim, const float *shifts)
 {
@@ -342,12 +342,13 @@ static void make_cache(struct cache *cache, struct butler_backend *backend, enum
     kv->record_bytes = (size_t)dim * 4;
     kv->records_stride = 4 * kv->record_bytes;
     kv->records = backend->alloc(backend, 2 * kv->records_stride, true, NULL);
-    uint32_t *tables = backend->alloc(backend, sizeof extents, true, NULL);
+    uint32_t *tables = backend->alloc(backend, 2 * CACHE_TABLE * sizeof *tables, true, NULL); /* positions and order follow */
     assert_true(kv->pool && kv->records && tables);
-    backend->upload(backend, tables, extents, sizeof extents);
-    for (int h = 0; h < 2; h++)
-        cache->heads[h] =
-            (struct butler_kv_head){.table = tables + h, .n_slots = CACHE_SLOTS, .records = kv->records + h * kv->records_stride};
+    for (int h = 0; h < 2; h++) {
+        cache->heads[h] = (struct butler_kv_head){
+            .table = tables + h * CACHE_TABLE, .n_slots = CACHE_SLOTS, .records = kv->records + h * kv->records_stride};
+        backend->upload(backend, cache->heads[h].table, &extents[h], sizeof extents[h]);
+    }
 }
 
 static void free_cache(struct cache *cache)
@@ -355,7 +356,7 @@ static void free_cache(struct cache *cache)
     struct butler_backend *backend = cache->backend;
     backend->free(backend, cache->kv.pool, 2 * cache->kv.extent_bytes);
     backend->free(backend, cache->kv.records, 2 * cache->kv.records_stride);
-    backend->free(backend, cache->heads[0].table, 2 * sizeof(uint32_t));
+    backend->free(backend, cache->heads[0].table, 2 * CACHE_TABLE * sizeof(uint32_t));
 }
 
 /* Rows and page bounds have the CPU's bytes, for every type; Q8_0 keys behind their transform and less their shifts. */
@@ -692,7 +693,9 @@ static void test_errors(void **state)
         const char *policy;
         enum butler_kv_type type;
         const char *named;
-    } cases[] = {{"h2o", BUTLER_KV_F16, "attention"},
+    } cases[] = {{"snapkv", BUTLER_KV_F16, "pooled"},
+                 {"h2o+vatp", BUTLER_KV_F16, "attention"},
+                 {"streaming:rope=cache", BUTLER_KV_F16, "recency"},
                  {"fier:scan=4", BUTLER_KV_F16, "one_bit"},
                  {"quest:share=layer", BUTLER_KV_F16, "page_bounds"}};
     for (int i = 0; i < N(cases); i++) {
@@ -735,7 +738,9 @@ static int run_gpu_tests(void)
                                        cmocka_unit_test(test_append),   cmocka_unit_test(test_logits),
                                        cmocka_unit_test(test_fused),    cmocka_unit_test(test_passes_and_files),
                                        cmocka_unit_test(test_one_bit),  cmocka_unit_test(test_fier),
-                                       cmocka_unit_test(test_batch),    cmocka_unit_test(test_errors)};
+                                       cmocka_unit_test(test_evict),    cmocka_unit_test(test_streaming),
+                                       cmocka_unit_test(test_h2o),      cmocka_unit_test(test_batch),
+                                       cmocka_unit_test(test_errors)};
     const struct CMUnitTest few[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_append), cmocka_unit_test(test_errors)};
     return GPU_FEW > 1 ? cmocka_run_group_tests(few, setup, teardown) : cmocka_run_group_tests(tests, setup, teardown);
 }

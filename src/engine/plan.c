@@ -43,6 +43,7 @@ static void compile_scores(struct butler_plan *plan, const struct butler_policy 
     plan->score_slots = metric->page_scores ? policy->unit : 1;
     plan->share = policy->share;
     plan->newest = policy->method == BUTLER_EVICT && metric->by_position && !weighs;
+    plan->unrotated = policy->rope_in_cache;
     plan->scan = policy->scan;
     plan->ahead = policy->method == BUTLER_RETRIEVE && metric->predictor && by_head && !reduction->probabilities && !weighs &&
                   (shape->group == 1 || combined);

@@ -49,6 +49,8 @@ struct butler_plan {
     bool ahead;  /* a layer can select before its newest token is in the cache: the queries are predicted, the newest token is
                     always read, and no other score depends on its score */
     bool fused;  /* a thread scores, selects and attends to a KV head in one pass */
+    /* rope=cache: keys are stored unrotated. */
+    bool unrotated;
 
     /* ---- what a metric keeps ---- */
     enum butler_value_norm value_norm;

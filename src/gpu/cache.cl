@@ -114,8 +114,10 @@ static void load_key(struct rows r, LOCAL float *x, const GLOBAL uchar *pool, co
 #define SHIFT_OF(head) (GIVEN(shifts) ? AT(float, shifts) + (head)*dim : 0)
 
 /* Writes k, v [n][n_kv_heads][dim] into slots from `first` on. Groups: n x n_kv_heads. table: that of the layer's first KV head,
- * others table_stride numbers apart. */
-KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts), int table_stride, ROWS, int n_kv_heads, int first)
+ * others table_stride numbers apart, as are positions and order (evict.cl), which may be NULL: of tokens from `position` on. sums:
+ * NULL, or of the attention that the slots receive, [group] each, which become 0. */
+KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts), BUFFER(positions), BUFFER(order),
+              BUFFER(sums), ulong sums_stride, int table_stride, ROWS, int n_kv_heads, int first, int position, int group)
 {
     SHARED float x[MOST_DIM];
     const struct rows r = ROWS_GIVEN;
@@ -124,6 +126,12 @@ KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts),
     const uint to = row_of(AT(uint, table) + head * table_stride, (uint)(first + t));
     append_row(r, x, AT(uchar, pool) + (ulong)to * (ulong)(2 * row_bytes), AT(float, k) + from, AT(float, v) + from,
                SHIFT_OF(head));
+    if (THREAD == 0 && GIVEN(positions)) {
+        AT(int, positions)[head * table_stride + first + t] = position + t;
+        AT(uint, order)[head * table_stride + first + t] = (uint)(first + t);
+    }
+    for (int i = THREAD; i < group && GIVEN(sums); i += THREADS)
+        AT(float, sums)[(ulong)head * sums_stride + (ulong)((first + t) * group + i)] = 0;
 }
 
 /* The record of metric page_bounds, {half max[dim], half min[dim]}, of page p of a KV head with n slots, from its stored keys. */
@@ -187,9 +195,10 @@ KERNEL score_pages(BUFFER(scores), BUFFER(q), BUFFER(records), ulong score_strid
     AT(float, scores)[(ulong)head * score_stride + (ulong)p] = score_page(record, AT(float, q) + head * dim, dim, by_max);
 }
 
-/* scores[head][i] = q . key of slot first + i, less q . shift. Groups: blocks of THREADS slots x n_heads. */
-KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), ulong score_stride, int table_stride, ROWS, int group,
-                  int first, int n)
+/* scores[head][i] = q . key, less q . shift, of slot first + i, or where an order is given (evict.cl) of order[first + i]. Groups:
+ * blocks of THREADS slots x n_heads. */
+KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER(order), ulong score_stride, int table_stride, ROWS,
+                  int group, int first, int n)
 {
     SHARED float x[MOST_DIM];
     const struct rows r = ROWS_GIVEN;
@@ -200,7 +209,8 @@ KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), ulong 
     if (i >= n)
         return;
     const GLOBAL uint *own = AT(uint, table) + head / group * table_stride;
-    const GLOBAL uchar *key = AT(uchar, pool) + (ulong)row_of(own, (uint)(first + i)) * (ulong)(2 * row_bytes);
+    const uint slot = GIVEN(order) ? AT(uint, order)[head / group * table_stride + first + i] : (uint)(first + i);
+    const GLOBAL uchar *key = AT(uchar, pool) + (ulong)row_of(own, slot) * (ulong)(2 * row_bytes);
     float score = 0;
     for (int d = 0; d < dim; d++)
         score = fma(x[d], load_row(r, key, d), score);
@@ -267,9 +277,10 @@ static uint sortable(float f)
     return f != f ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* The k-th highest key of x[first .. end): the bound; k may be 0. Returns how many keys that equal it are among the k. Four passes,
+/* The k-th highest key of x[first .. end), or where an order is given of x[order[first]] and so on: the bound; k may be 0. Returns how many keys that equal it are among the k. Four passes,
  * each of which finds eight bits by a histogram of the keys that begin with those found before. */
-static int kth_highest(LOCAL int *histogram, LOCAL uint *found, const GLOBAL float *x, int first, int end, int k, uint *bound)
+static int kth_highest(LOCAL int *histogram, LOCAL uint *found, const GLOBAL float *x, const GLOBAL uint *order, int first, int end,
+                       int k, uint *bound)
 {
     uint prefix = 0, mask = 0;
     int need = k;
@@ -278,7 +289,7 @@ static int kth_highest(LOCAL int *histogram, LOCAL uint *found, const GLOBAL flo
             histogram[i] = 0;
         BARRIER();
         for (int i = first + THREAD; i < end; i += THREADS) {
-            const uint key = sortable(x[i]);
+            const uint key = sortable(x[order ? order[i] : (uint)i]);
             if ((key & mask) == prefix)
                 ATOMIC_ADD(&histogram[key >> shift & 255], 1);
         }
@@ -315,7 +326,7 @@ static int choose(LOCAL int *shared, LOCAL uint *few, const GLOBAL float *x, str
     const int k = !all && c.budget - c.first - c.last > 0 ? c.budget - c.first - c.last : 0, end = c.n_units - c.last;
     uint bound;
     const int n_words = (c.n_units + 63) / 64 * 2;
-    const int n_equal = kth_highest(shared, few, x, c.first, k > 0 ? end : 0, k, &bound);
+    const int n_equal = kth_highest(shared, few, x, 0, c.first, k > 0 ? end : 0, k, &bound);
     int n_chosen = 0, n_ties = 0, last_chosen = 0, base = 0;
     do {
         const int u = base + THREAD, scored = u >= c.first && u < end;
@@ -469,8 +480,13 @@ static void attend_slice(struct attending g, struct attention a, const GLOBAL uc
     BARRIER();
 }
 
+/* The highest score of a query head, and the sum of weights that it makes 1. */
+struct total {
+    float max, sum;
+};
+
 /* out[dim] of a query head from its slices, dim + 2 numbers each; sink: a logit beside the tokens' (-INFINITY: none). */
-static void merge_slices(const GLOBAL float *partial, int n_slices, int dim, float sink, GLOBAL float *out)
+static struct total merge_slices(const GLOBAL float *partial, int n_slices, int dim, float sink, GLOBAL float *out)
 {
     float max = sink, sum = 0;
     for (int i = 0; i < n_slices; i++)
@@ -486,6 +502,8 @@ static void merge_slices(const GLOBAL float *partial, int n_slices, int dim, flo
                       acc);
         out[d] = acc / sum;
     }
+    const struct total total = {max, sum};
+    return total;
 }
 
 /* How many slots query row `row` attends to, and from which on: list `list`, or without lists the `window` newest of those up to
@@ -517,7 +535,7 @@ KERNEL attend(BUFFER(partial), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER(sl
                  (ulong)n_slices * (ulong)(dim + 2));
 }
 
-/* out[row][head][dim]. Groups: n_heads x rows. */
+/* out[row][head][dim]. Behind the first slice's values its total is left (struct total). Groups: n_heads x rows. */
 KERNEL merge(BUFFER(out), BUFFER(partial), BUFFER(counts), BUFFER(sinks), int list_heads, int dim, int n_heads, int own, int window,
              int n_slices)
 {
@@ -525,6 +543,12 @@ KERNEL merge(BUFFER(out), BUFFER(partial), BUFFER(counts), BUFFER(sinks), int li
     const ulong at = (ulong)(row * n_heads + head);
     COUNT_OF(row, head / list_heads);
     (void)first;
-    merge_slices(AT(float, partial) + at * (ulong)n_slices * (ulong)(dim + 2), (count + SLICE - 1) / SLICE, dim,
-                 GIVEN(sinks) ? AT(float, sinks)[head] : -INFINITY, AT(float, out) + at * (ulong)dim);
+    GLOBAL float *own_partial = AT(float, partial) + at * (ulong)n_slices * (ulong)(dim + 2);
+    const struct total total = merge_slices(own_partial, (count + SLICE - 1) / SLICE, dim,
+                                            GIVEN(sinks) ? AT(float, sinks)[head] : -INFINITY, AT(float, out) + at * (ulong)dim);
+    BARRIER();
+    if (THREAD == 0) {
+        own_partial[dim] = total.max;
+        own_partial[dim + 1] = total.sum;
+    }
 }

@@ -47,6 +47,17 @@ static bool has_bits(const struct butler_plan *plan)
     return plan->metric && !strcmp(plan->metric->name, "one_bit");
 }
 
+static bool sums_attention(const struct butler_plan *plan)
+{
+    return plan->metric && !strcmp(plan->metric->name, "attention");
+}
+
+/* Numbers between the sums of two KV heads. */
+static uint64_t sums_stride(const struct layer *l)
+{
+    return l->kv->records_stride / sizeof(float);
+}
+
 /* ------------------------------------------------------------------------------------------------------ append */
 
 /* Keys that are read for the records from that of slot `from` on. */
@@ -78,8 +89,9 @@ static void gpu_append(struct butler_backend *backend, const struct butler_layer
                        int n)
 {
     const struct layer l = layer_of(backend, state);
-    butler_gpu_launch(l.gpu, GPU_append, n, l.kv->n_kv_heads, 1, l.kv->pool, l.head->table, k, v, l.shifts, l.table_stride,
-                      ROWS_OF(&l), l.kv->n_kv_heads, l.n - n);
+    butler_gpu_launch(l.gpu, GPU_append, n, l.kv->n_kv_heads, 1, l.kv->pool, l.head->table, k, v, l.shifts, l.head->positions,
+                      l.head->order, sums_attention(state->plan) ? l.head->records : NULL, sums_stride(&l), l.table_stride,
+                      ROWS_OF(&l), l.kv->n_kv_heads, l.n - n, state->position, l.group);
     if (state->summarise_from < INT32_MAX)
         gpu_summarise(backend, state, state->summarise_from);
 }
@@ -96,11 +108,14 @@ static void gpu_score(struct butler_backend *backend, const struct butler_layer_
         butler_gpu_launch(l.gpu, GPU_score_pages, blocks, state->n_heads, 1, work->scores, q, l.head->records,
                           (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n,
                           state->plan->values[1] != 0);
+    else if (sums_attention(state->plan))
+        butler_gpu_launch(l.gpu, GPU_score_sums, blocks, state->n_heads, 1, work->scores, l.head->records,
+                          (uint64_t)work->score_stride, sums_stride(&l), l.group, n, state->plan->values[0] == 2);
     else if (has_bits(state->plan))
         butler_gpu_launch(l.gpu, GPU_score_bits, blocks, state->n_heads, 1, work->scores, q, l.head->records,
                           (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n);
     else
-        butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, work->scores, q, l.kv->pool, l.head->table,
+        butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, work->scores, q, l.kv->pool, l.head->table, NULL,
                           (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group, 0, n);
     const uint64_t bytes = l.kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(l.n, l.kv->record_slots) * l.kv->record_bytes
                                                   : (uint64_t)n * l.kv->row_bytes;
@@ -149,6 +164,30 @@ static void gpu_repeat(struct butler_backend *backend, const struct butler_layer
     count_lists(state, selecting, lists->n_lists, selected_at);
 }
 
+/* ---------------------------------------------------------------------------------------------------- eviction */
+
+static void gpu_select_leaving(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_cut *cut,
+                               const struct butler_lists *lists)
+{
+    const struct layer l = layer_of(backend, state);
+    const struct butler_choice *c = &cut->choice;
+    butler_gpu_launch(l.gpu, GPU_choose_leaving, l.kv->n_kv_heads, 1, 1, lists->memory, lists->n,
+                      cut->newest ? NULL : state->work->scores, l.head->order, (uint64_t)lists->stride,
+                      (uint64_t)state->work->score_stride, l.table_stride, l.group, l.n, c->budget, c->first, c->last,
+                      state->plan->reduction.mean);
+}
+
+/* The scores, which are of no use any more, make room for where slots go. */
+static void gpu_compact(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_lists *lists)
+{
+    const struct layer l = layer_of(backend, state);
+    butler_gpu_launch(l.gpu, GPU_compact, l.kv->n_kv_heads, 1, 1, l.kv->pool, l.head->table, l.head->positions, l.head->order,
+                      l.head->records, lists->memory, lists->n, state->work->scores, (uint64_t)l.kv->records_stride,
+                      (uint64_t)lists->stride, (uint64_t)state->work->score_stride, l.table_stride,
+                      (int)(2 * l.kv->row_bytes / sizeof(uint32_t)),
+                      l.kv->record_slots > 0 ? (int)(l.kv->record_bytes / sizeof(uint32_t)) : 0, l.n);
+}
+
 /* --------------------------------------------------------------------------------------------------- attention */
 
 /* The most query heads of a KV head that a group attends for: a divisor of their number. */
@@ -160,9 +199,22 @@ static int heads_together(int group)
     return n;
 }
 
-/* Rows [0, n) of q, the newest n tokens': over lists, or each over the `window` newest up to its own. most: slots of any row. */
+/* The metric sees the attention of rows [first, n) of q to all slots up to their own, own + the row. */
+static void observe(const struct layer *l, const float *q, int own, int first, int n, int n_slices)
+{
+    const struct butler_layer_state *state = l->state;
+    const double half_life = state->plan->values[1];
+    butler_gpu_launch(l->gpu, GPU_observe, BUTLER_CEIL_DIV(own + n, GPU_THREADS), state->n_heads, 1, l->head->records, q,
+                      state->work->block, l->kv->pool, l->head->table, sums_stride(l), l->table_stride, state->n_heads, l->group,
+                      ROWS_OF(l), (double)state->softcap, half_life > 0 ? exp2(-1 / half_life) : 1.0, state->plan->values[0] == 2,
+                      own, first, n, n_slices);
+    state->traffic->metric_bytes += (uint64_t)(own + n) * l->kv->record_bytes * (uint64_t)l->kv->n_kv_heads;
+}
+
+/* Rows [0, n) of q, the newest n tokens': over lists, or each over the `window` newest up to its own. most: slots of any row. The
+ * metric observes the rows from observe_from on. */
 static void attend_rows(const struct layer *l, const float *q, float *out, int n, const struct butler_lists *lists, int window,
-                        int most)
+                        int most, int observe_from)
 {
     const struct butler_layer_state *state = l->state;
     const struct butler_workspace *work = state->work;
@@ -179,6 +231,8 @@ static void attend_rows(const struct layer *l, const float *q, float *out, int n
                           (double)state->softcap, own, window, n_slices);
         butler_gpu_launch(l->gpu, GPU_merge, n_heads, m, 1, out + (size_t)first * row, work->block, lists ? lists->n : NULL,
                           state->sinks, list_heads, dim, n_heads, own, window, n_slices);
+        if (observe_from < first + m)
+            observe(l, q + (size_t)first * row, own, BUTLER_MAX(observe_from - first, 0), m, n_slices);
     }
 }
 
@@ -192,8 +246,7 @@ static void gpu_attend_block(struct butler_backend *backend, const struct butler
                              int n, int window, int observe_from)
 {
     const struct layer l = layer_of(backend, state);
-    (void)observe_from; /* check_plan refuses metrics that observe */
-    attend_rows(&l, q, out, n, NULL, window, BUTLER_MIN(l.n, window));
+    attend_rows(&l, q, out, n, NULL, window, BUTLER_MIN(l.n, window), BUTLER_MAX(observe_from - state->position, 0));
     count_pairs(&l, l.kv->n_kv_heads, l.n);
 }
 
@@ -204,7 +257,8 @@ static void gpu_attend(struct butler_backend *backend, const struct butler_layer
     const int n_newest = BUTLER_MIN(l.n, token->newest);
     if (token->k)
         gpu_append(backend, state, token->k, token->v, 1);
-    attend_rows(&l, token->q, token->out, 1, token->lists, token->lists ? INT32_MAX : token->newest, token->lists ? l.n : n_newest);
+    attend_rows(&l, token->q, token->out, 1, token->lists, token->lists ? INT32_MAX : token->newest, token->lists ? l.n : n_newest,
+                token->observe ? 0 : 1);
     if (!token->lists)
         count_pairs(&l, l.kv->n_kv_heads, n_newest);
 }
@@ -238,7 +292,8 @@ static void gpu_attend_exact(struct butler_backend *backend, const struct butler
 {
     const struct layer l = layer_of(backend, &span->state);
     gpu_append(backend, &span->state, span->k, span->v, span->n);
-    attend_rows(&l, span->q, span->out, span->n, NULL, span->window, BUTLER_MIN(l.n, span->window));
+    attend_rows(&l, span->q, span->out, span->n, NULL, span->window, BUTLER_MIN(l.n, span->window),
+                span->observe_from == INT32_MAX ? span->n : span->n - 1);
     count_pairs(&l, l.kv->n_kv_heads, BUTLER_MIN(l.n, span->window));
 }
 
@@ -260,6 +315,20 @@ static float weigh(const struct butler_layer_state *state, int head, const float
     return (float)(sink / (sum + sink));
 }
 
+/* Positions of the n tokens of a KV head from the one at `first` of its order on. The scores are of no use any more. */
+static void give_positions(struct butler_backend *backend, const struct butler_layer_state *state, int kv_head, int first, int n,
+                           int32_t *positions)
+{
+    const struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, kv_head);
+    for (int i = 0; i < n; i++)
+        positions[i] = first + i;
+    if (!head->positions || n == 0)
+        return;
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_gather_rows, 1, 1, 1, state->work->scores, head->positions,
+                      head->order + first, n, 1);
+    backend->download(backend, positions, state->work->scores, (size_t)n * sizeof *positions);
+}
+
 /* Scores by the device, the rest on the host: it is not in a step's way. */
 static void gpu_exact_weights(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                               const struct butler_exact *exact)
@@ -270,8 +339,8 @@ static void gpu_exact_weights(struct butler_backend *backend, const struct butle
     float *rows = exact->scores ? exact->scores : exact->weights;
     butler_gpu_stage(l.gpu, q, 0, (size_t)(state->n_heads * dim) * sizeof *q);
     butler_gpu_launch(l.gpu, GPU_score_keys, BUTLER_CEIL_DIV(exact->n, GPU_THREADS), state->n_heads, 1, work->scores,
-                      GPU_STAGING(l.gpu), l.kv->pool, l.head->table, (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l),
-                      l.group, first, exact->n);
+                      GPU_STAGING(l.gpu), l.kv->pool, l.head->table, l.head->order, (uint64_t)work->score_stride, l.table_stride,
+                      ROWS_OF(&l), l.group, first, exact->n);
     for (int h = 0; h < state->n_heads; h++) {
         const size_t at = (size_t)h * exact->stride;
         if (rows)
@@ -280,8 +349,8 @@ static void gpu_exact_weights(struct butler_backend *backend, const struct butle
         if (exact->weights && exact->sinks)
             exact->sinks[h] = sink;
     }
-    for (int i = 0; exact->positions && i < l.kv->n_kv_heads * exact->n; i++)
-        exact->positions[(size_t)(i / exact->n) * exact->stride + (size_t)(i % exact->n)] = first + i % exact->n;
+    for (int h = 0; exact->positions && h < l.kv->n_kv_heads; h++)
+        give_positions(backend, state, h, first, exact->n, exact->positions + (size_t)h * exact->stride);
 }
 
 /* ------------------------------------------------------------------------------------------------------- plans */
@@ -293,15 +362,17 @@ static int gpu_check_plan(const struct butler_backend *backend, const struct but
     const struct butler_reduction *r = &plan->reduction;
     const bool pages = bounds_pages(plan) && plan->values[2] == 0;
     const bool keys = plan->metric && !strcmp(plan->metric->name, "exact");
+    const bool sums = sums_attention(plan) && plan->share == BUTLER_SHARE_KV && r->weigh == BUTLER_WEIGH_NOT && !r->probabilities;
+    const bool evicts = plan->method == BUTLER_EVICT && !plan->unrotated && (plan->newest || sums);
     const bool known = (pages || keys || has_bits(plan)) && plan->method == BUTLER_RETRIEVE && plan->share != BUTLER_SHARE_LAYER &&
                        r->logits && !r->zscores && !r->probabilities && r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 &&
                        plan->value_norm == BUTLER_NORM_NONE;
     (void)type;
-    if (plan->metric && (!known || (plan->share == BUTLER_SHARE_KV && group > GPU_MOST_HEADS)))
-        return butler_fail(
-            err, BUTLER_ERROR_UNSUPPORTED,
-            "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve, fier, oracle or --device cpu",
-            gpu->driver->name, gpu->index, plan->metric->name);
+    if (plan->metric && !evicts && (!known || (plan->share == BUTLER_SHARE_KV && group > GPU_MOST_HEADS)))
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve, fier, oracle, "
+                           "streaming, h2o or --device cpu",
+                           gpu->driver->name, gpu->index, plan->metric->name);
     return 0;
 }
 
@@ -337,6 +408,8 @@ void butler_gpu_use_cache(struct butler_backend *backend)
     backend->score = gpu_score;
     backend->select = gpu_select;
     backend->repeat = gpu_repeat;
+    backend->select_leaving = gpu_select_leaving;
+    backend->compact = gpu_compact;
     backend->attend = gpu_attend;
     backend->retrieve_fused = gpu_retrieve_fused;
     backend->attend_exact = gpu_attend_exact;

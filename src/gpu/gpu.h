@@ -22,16 +22,20 @@
     each(gather_rows, "bbbii") \
     each(scatter_add, "bbbii") \
     each(finite_top_k, "bbii") \
-    each(append, "bbbbbi" GPU_ROWS "ii") \
+    each(append, "bbbbbbbbli" GPU_ROWS "iiii") \
     each(bound_pages, "bbbbli" GPU_ROWS "iii") \
     each(score_pages, "bbblliiii") \
-    each(score_keys, "bbbbli" GPU_ROWS "iii") \
+    each(score_keys, "bbbbbli" GPU_ROWS "iii") \
     each(choose_units, "bbbbbllliiiiiiifii") \
     each(repeat, "bbblliii") \
     each(attend, "bbbbbbliiiii" GPU_ROWS "fiii") \
     each(merge, "bbbbiiiiii") \
     each(record_bits, "bbbbli" GPU_ROWS "iiii") \
     each(score_bits, "bbblliii") \
+    each(choose_leaving, "bbbblliiiiiii") \
+    each(compact, "bbbbbbbbllliiii") \
+    each(observe, "bbbbbliii" GPU_ROWS "ffiiiii") \
+    each(score_sums, "bblliii") \
     each(retrieve_pages, "bbbbbbbbbbbbbblllli" GPU_ROWS "iiiiiiiffiii")
 /* clang-format on */
 
@@ -113,6 +117,7 @@ enum butler_gpu_text {
     GPU_TEXT_KERNELS,
     GPU_TEXT_CACHE,
     GPU_TEXT_ONE_BIT,
+    GPU_TEXT_EVICT,
     GPU_TEXT_FUSED,
     GPU_N_TEXTS
 };
