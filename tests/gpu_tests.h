@@ -739,8 +739,8 @@ static int run_gpu_tests(void)
                                        cmocka_unit_test(test_fused),    cmocka_unit_test(test_passes_and_files),
                                        cmocka_unit_test(test_one_bit),  cmocka_unit_test(test_fier),
                                        cmocka_unit_test(test_evict),    cmocka_unit_test(test_streaming),
-                                       cmocka_unit_test(test_h2o),      cmocka_unit_test(test_batch),
-                                       cmocka_unit_test(test_errors)};
+                                       cmocka_unit_test(test_h2o),      cmocka_unit_test(test_deviation),
+                                       cmocka_unit_test(test_batch),    cmocka_unit_test(test_errors)};
     const struct CMUnitTest few[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_append), cmocka_unit_test(test_errors)};
     return GPU_FEW > 1 ? cmocka_run_group_tests(few, setup, teardown) : cmocka_run_group_tests(tests, setup, teardown);
 }

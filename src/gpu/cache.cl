@@ -134,41 +134,54 @@ KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts),
         AT(float, sums)[(ulong)head * sums_stride + (ulong)((first + t) * group + i)] = 0;
 }
 
-/* The record of metric page_bounds, {half max[dim], half min[dim]}, of page p of a KV head with n slots, from its stored keys. */
+/* The record of page p of a KV head with n slots, from its stored keys: {half max[dim], half min[dim]}, or where deviation >= 0 in
+ * their places mean + deviation standard deviations and mean - deviation standard deviations (metrics page_bounds, page_stats). */
 static void bound_page(struct rows r, LOCAL float *x, GLOBAL uchar *records, const GLOBAL uchar *pool, const GLOBAL uint *table,
-                       const GLOBAL float *shift, int page, int p, int n)
+                       const GLOBAL float *shift, int page, int p, int n, float deviation)
 {
-    float max[MOST_DIM / THREADS], min[MOST_DIM / THREADS];
+    float max[MOST_DIM / THREADS], min[MOST_DIM / THREADS]; /* or the mean, and the sum of squares less the mean's */
     const int end = (p + 1) * page < n ? (p + 1) * page : n;
     GLOBAL uchar *record = records + (ulong)p * (ulong)(4 * r.dim);
     int slot = p * page;
     for (int i = 0; i < MOST_DIM / THREADS; i++) {
-        max[i] = -65504;
-        min[i] = 65504;
+        max[i] = deviation < 0 ? -65504.0f : 0.0f;
+        min[i] = deviation < 0 ? 65504.0f : 0.0f;
     }
     do {
         load_key(r, x, pool, table, shift, slot);
         for (int d = THREAD; d < r.dim; d += THREADS) {
-            max[d / THREADS] = fmax(max[d / THREADS], x[d]);
-            min[d / THREADS] = fmin(min[d / THREADS], x[d]);
+            const float off = x[d] - max[d / THREADS];
+            if (deviation < 0) {
+                max[d / THREADS] = fmax(max[d / THREADS], x[d]);
+                min[d / THREADS] = fmin(min[d / THREADS], x[d]);
+            } else { /* Welford's sums: no digits are lost */
+                max[d / THREADS] += off / (float)(slot + 1 - p * page);
+                min[d / THREADS] += off * (x[d] - max[d / THREADS]);
+            }
         }
         BARRIER();
     } while (++slot < end);
     for (int d = THREAD; d < r.dim; d += THREADS) {
-        STORE_HALF(record + 2 * d, fmin(max[d / THREADS], 65504.0f));
-        STORE_HALF(record + 2 * (r.dim + d), fmax(min[d / THREADS], -65504.0f));
+        float high = max[d / THREADS], low = min[d / THREADS];
+        if (deviation >= 0) {
+            const float spread = deviation * sqrt(low / (float)(end - p * page));
+            low = high - spread;
+            high += spread;
+        }
+        STORE_HALF(record + 2 * d, fmax(fmin(high, 65504.0f), -65504.0f));
+        STORE_HALF(record + 2 * (r.dim + d), fmax(fmin(low, 65504.0f), -65504.0f));
     }
 }
 
 /* Records of pages from `first` on. Groups: pages x n_kv_heads. */
 KERNEL bound_pages(BUFFER(records), BUFFER(pool), BUFFER(table), BUFFER(shifts), ulong records_stride, int table_stride, ROWS,
-                   int page, int first, int n)
+                   int page, int first, int n, float deviation)
 {
     SHARED float x[MOST_DIM];
     const struct rows r = ROWS_GIVEN;
     const int head = GROUP(1);
     bound_page(r, x, AT(uchar, records) + (ulong)head * records_stride, AT(uchar, pool), AT(uint, table) + head * table_stride,
-               SHIFT_OF(head), page, first + GROUP(0), n);
+               SHIFT_OF(head), page, first + GROUP(0), n, deviation);
 }
 
 /* ---------------------------------------------------------------------------------------------------- scores */
@@ -277,8 +290,9 @@ static uint sortable(float f)
     return f != f ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* The k-th highest key of x[first .. end), or where an order is given of x[order[first]] and so on: the bound; k may be 0. Returns how many keys that equal it are among the k. Four passes,
- * each of which finds eight bits by a histogram of the keys that begin with those found before. */
+/* The k-th highest key of x[first .. end), or where an order is given of x[order[first]] and so on: the bound; k may be 0. Returns
+ * how many keys that equal it are among the k. Four passes, each of which finds eight bits by a histogram of the keys that begin with
+ * those found before. */
 static int kth_highest(LOCAL int *histogram, LOCAL uint *found, const GLOBAL float *x, const GLOBAL uint *order, int first, int end,
                        int k, uint *bound)
 {
@@ -369,8 +383,8 @@ KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted)
     const struct choice c = {n_units, budget, first, last, unit, n};
     const int list = GROUP(0);
     GLOBAL float *rows = AT(float, scores) + (ulong)(list * n_heads) * score_stride;
-    reduce_rows(floats, rows, score_stride, GIVEN(sinks) ? AT(float, sinks) + list * n_heads : 0, n_heads, pool ? n : n_units, scale,
-                mean);
+    reduce_rows(floats, rows, score_stride, GIVEN(sinks) ? AT(float, sinks) + list * n_heads : 0, n_heads, pool ? n : n_units,
+                scale, mean);
     pool_units(rows, pool ? n : 0, unit);
     const int count =
         choose(ints, few, rows, c, AT(uint, slots) + (ulong)list * list_stride, AT(uint, noted) + (ulong)list * noted_stride);

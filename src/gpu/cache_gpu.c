@@ -37,9 +37,26 @@ static struct layer layer_of(struct butler_backend *backend, const struct butler
                           .n = head->n_slots};
 }
 
+static bool has_deviations(const struct butler_plan *plan)
+{
+    return plan->metric && !strcmp(plan->metric->name, "page_stats");
+}
+
 static bool bounds_pages(const struct butler_plan *plan)
 {
-    return plan->metric && !strcmp(plan->metric->name, "page_bounds");
+    return has_deviations(plan) || (plan->metric && !strcmp(plan->metric->name, "page_bounds"));
+}
+
+/* How many standard deviations its bounds are from the mean of a page's keys; <0: they are the highest and lowest keys. */
+static double deviation_of(const struct butler_plan *plan)
+{
+    return has_deviations(plan) ? plan->values[1] : plan->values[2] != 0 ? 1 : -1;
+}
+
+/* Whether the highest of a page's products is its score; else their sum. */
+static bool scores_by_max(const struct butler_plan *plan)
+{
+    return !has_deviations(plan) && plan->values[1] != 0;
 }
 
 static bool has_bits(const struct butler_plan *plan)
@@ -81,7 +98,8 @@ static void gpu_summarise(struct butler_backend *backend, const struct butler_la
                           state->plan->values[2] != 0);
     else
         butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, slots) - first, n_heads, 1, l.head->records, l.kv->pool,
-                          l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride, ROWS_OF(&l), slots, first, l.n);
+                          l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride, ROWS_OF(&l), slots, first, l.n,
+                          deviation_of(state->plan));
     count_recorded(&l, first * slots);
 }
 
@@ -107,7 +125,7 @@ static void gpu_score(struct butler_backend *backend, const struct butler_layer_
     if (bounds_pages(state->plan))
         butler_gpu_launch(l.gpu, GPU_score_pages, blocks, state->n_heads, 1, work->scores, q, l.head->records,
                           (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n,
-                          state->plan->values[1] != 0);
+                          scores_by_max(state->plan));
     else if (sums_attention(state->plan))
         butler_gpu_launch(l.gpu, GPU_score_sums, blocks, state->n_heads, 1, work->scores, l.head->records,
                           (uint64_t)work->score_stride, sums_stride(&l), l.group, n, state->plan->values[0] == 2);
@@ -280,7 +298,7 @@ static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butl
                       (uint64_t)l.kv->records_stride, (uint64_t)work->score_stride, (uint64_t)lists.stride,
                       (uint64_t)(2 * state->selection->words), l.table_stride, ROWS_OF(&l), l.group, l.n,
                       BUTLER_MIN(from, l.n - 1) / page, page, c->budget, c->first, c->last,
-                      (double)(1 / sqrtf((float)l.kv->head_dim)), (double)state->softcap, plan->values[1] != 0,
+                      (double)(1 / sqrtf((float)l.kv->head_dim)), (double)state->softcap, deviation_of(plan), scores_by_max(plan),
                       plan->reduction.mean, BUTLER_CEIL_DIV(l.n, GPU_SLICE));
     count_recorded(&l, from);
     state->traffic->metric_bytes += (uint64_t)c->n_units * (uint64_t)n_kv_heads * l.kv->record_bytes;
@@ -360,18 +378,17 @@ static int gpu_check_plan(const struct butler_backend *backend, const struct but
 {
     const struct butler_gpu *gpu = (const struct butler_gpu *)backend;
     const struct butler_reduction *r = &plan->reduction;
-    const bool pages = bounds_pages(plan) && plan->values[2] == 0;
     const bool keys = plan->metric && !strcmp(plan->metric->name, "exact");
     const bool sums = sums_attention(plan) && plan->share == BUTLER_SHARE_KV && r->weigh == BUTLER_WEIGH_NOT && !r->probabilities;
-    const bool evicts = plan->method == BUTLER_EVICT && !plan->unrotated && (plan->newest || sums);
-    const bool known = (pages || keys || has_bits(plan)) && plan->method == BUTLER_RETRIEVE && plan->share != BUTLER_SHARE_LAYER &&
-                       r->logits && !r->zscores && !r->probabilities && r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 &&
-                       plan->value_norm == BUTLER_NORM_NONE;
+    const bool evicts = plan->method == BUTLER_EVICT && plan->unit == 1 && !plan->unrotated && (plan->newest || sums);
+    const bool known = (bounds_pages(plan) || keys || has_bits(plan)) && plan->method == BUTLER_RETRIEVE &&
+                       plan->share != BUTLER_SHARE_LAYER && r->logits && !r->zscores && !r->probabilities &&
+                       r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 && plan->value_norm == BUTLER_NORM_NONE;
     (void)type;
     if (plan->metric && !evicts && (!known || (plan->share == BUTLER_SHARE_KV && group > GPU_MOST_HEADS)))
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
-                           "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve, fier, oracle, "
-                           "streaming, h2o or --device cpu",
+                           "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve, pagestats, fier, "
+                           "oracle, streaming, h2o or --device cpu",
                            gpu->driver->name, gpu->index, plan->metric->name);
     return 0;
 }

@@ -8,7 +8,7 @@ KERNEL retrieve_pages(BUFFER(out), BUFFER(q), BUFFER(k), BUFFER(v), BUFFER(pool)
                       BUFFER(slots), BUFFER(counts), BUFFER(noted), BUFFER(sinks), BUFFER(partial), BUFFER(shifts),
                       ulong records_stride, ulong score_stride, ulong list_stride, ulong noted_stride, int table_stride, ROWS,
                       int group, int n, int stale, int page, int budget, int first, int last, float scale, float softcap,
-                      int by_max, int mean, int n_slices)
+                      float deviation, int by_max, int mean, int n_slices)
 {
     SHARED float queries[MOST_HEADS * MOST_DIM];
     SHARED float weights[MOST_HEADS * SLICE];
@@ -33,7 +33,7 @@ KERNEL retrieve_pages(BUFFER(out), BUFFER(q), BUFFER(k), BUFFER(v), BUFFER(pool)
     append_row(a.rows, queries, row, AT(float, k) + head * dim, AT(float, v) + head * dim, shift);
     int p = stale;
     do
-        bound_page(a.rows, queries, record, AT(uchar, pool), own, shift, page, p, n);
+        bound_page(a.rows, queries, record, AT(uchar, pool), own, shift, page, p, n, deviation);
     while (++p < n_pages);
     BARRIER();
     for (int h = 0; h < group; h++)

@@ -23,7 +23,7 @@
     each(scatter_add, "bbbii") \
     each(finite_top_k, "bbii") \
     each(append, "bbbbbbbbli" GPU_ROWS "iiii") \
-    each(bound_pages, "bbbbli" GPU_ROWS "iii") \
+    each(bound_pages, "bbbbli" GPU_ROWS "iiif") \
     each(score_pages, "bbblliiii") \
     each(score_keys, "bbbbbli" GPU_ROWS "iii") \
     each(choose_units, "bbbbbllliiiiiiifii") \
@@ -36,7 +36,7 @@
     each(compact, "bbbbbbbbllliiii") \
     each(observe, "bbbbbliii" GPU_ROWS "ffiiiii") \
     each(score_sums, "bblliii") \
-    each(retrieve_pages, "bbbbbbbbbbbbbblllli" GPU_ROWS "iiiiiiiffiii")
+    each(retrieve_pages, "bbbbbbbbbbbbbblllli" GPU_ROWS "iiiiiiifffiii")
 /* clang-format on */
 
 #define GPU_ENUM(name, format) GPU_##name,
