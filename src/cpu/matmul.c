@@ -14,6 +14,7 @@ enum {
     GEMV_TOKENS = 4,          /* for more tokens, float rows are widened to a panel */
     QUANTISED_TOKENS = 8,     /* tokens per task of quantising */
     UNPACK_TOKENS = 9,        /* for so many tokens, rows are unpacked for 8-bit activations; */
+    UNPACK_TOKENS_LOW = 17,   /* for so many where matmul_low has the type */
     UNPACK_ROWS = 64,         /* maximum number of rows at a time */
     MIN_TOKENS = 16,          /* the buffer of quantised activations holds at least so many tokens */
     PAGE = 4096,
@@ -212,7 +213,7 @@ static void one_type(struct butler_backend *backend, struct matmul_job job)
     job.low = q8 && kernels->matmul_low[w->type];
     job.rows_per_task = q16 || job.n <= GEMV_TOKENS ? gemv_rows(n_rows_of(&job), w->row_bytes, butler_pool_size(backend->pool))
                                                     : panel_rows(job.n_cols);
-    if (q8 && job.n >= UNPACK_TOKENS)
+    if (q8 && job.n >= (job.low ? UNPACK_TOKENS_LOW : UNPACK_TOKENS))
         q8_matmul(backend->pool, job);
     else if (q16)
         q16_matmul(backend->pool, job);
