@@ -25,6 +25,7 @@ enum {
     NOT_FOUND = 500,
     LAUNCH_FAILED = 719,
     MOST_CONTEXTS = 8,
+    MOST_DEVICES = 4,
     MOST_PER_GRID = 65535 /* groups along y and z */
 };
 
@@ -60,16 +61,36 @@ static const struct {
 #define KERNEL_ROW(name, format) {#name, format},
     GPU_KERNELS(KERNEL_ROW)};
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool initialized, lost;
-static struct buffer *buffers;
-static struct module *modules;
-static struct work *queue; /* [n_queued] */
-static int n_queued, max_queued;
-static int stream_object,
-    context_object; /* there are one device's context and, of each backend, a stream, which are all this one */
-static _Thread_local void *current[MOST_CONTEXTS];
+/* A device with its primary context, which exists while it is retained. Streams of a context are all this one: a backend's. */
+static struct device {
+    int n_retained, n_streams;
+    bool lost;
+    struct buffer *buffers;
+    struct module *modules;
+    struct work *queue; /* [n_queued] */
+    int n_queued, max_queued;
+} devices[MOST_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything but: */
+static _Thread_local struct device *current[MOST_CONTEXTS];
 static _Thread_local int n_current;
+static bool initialized;
+
+static pthread_mutex_t *take_lock(void)
+{
+    pthread_mutex_lock(&lock);
+    return &lock;
+}
+
+static void drop_lock(pthread_mutex_t **taken)
+{
+    pthread_mutex_unlock(*taken);
+}
+
+/* The calling thread's context, that of a device; NULL: none. */
+static struct device *here(void)
+{
+    return n_current > 0 && current[n_current - 1]->n_retained > 0 ? current[n_current - 1] : NULL;
+}
 
 static void complain(const char *what, const char *name)
 {
@@ -78,16 +99,18 @@ static void complain(const char *what, const char *name)
 }
 
 #define FAIL(name)                                                                                                                 \
+    pthread_mutex_t *taken __attribute__((cleanup(drop_lock))) = take_lock();                                                      \
     if (fake_fails(&fake_cuda.calls, name)) {                                                                                      \
-        lost = lost || fake_cuda.calls.fail_code == LAUNCH_FAILED;                                                                 \
+        if (here() && fake_cuda.calls.fail_code == LAUNCH_FAILED)                                                                  \
+            here()->lost = true;                                                                                                   \
         return fake_cuda.calls.fail_code;                                                                                          \
     }
 /* What most functions begin with: a context must be the thread's, and not lost. */
 #define BEGIN(name)                                                                                                                \
     FAIL(name)                                                                                                                     \
-    if (n_current == 0 || fake_cuda.n_contexts == 0)                                                                               \
+    if (!here())                                                                                                                   \
         return INVALID_CONTEXT;                                                                                                    \
-    if (lost)                                                                                                                      \
+    if (here()->lost)                                                                                                              \
         return LAUNCH_FAILED;
 
 /* ------------------------------------------------------------------------------------------- devices, contexts */
@@ -171,51 +194,58 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 int cuDevicePrimaryCtxRetain(void **context, int device)
 {
     FAIL("DevicePrimaryCtxRetain")
-    *context = &context_object;
-    if (device >= fake_cuda.n_devices)
+    if (device >= fake_cuda.n_devices || device >= MOST_DEVICES)
         return INVALID_DEVICE;
+    *context = &devices[device];
+    devices[device].n_retained++;
     fake_cuda.n_contexts++;
     return 0;
 }
 
 /* Frees what a context still has when it ends. */
-static void end_context(void)
+static void end_context(struct device *device)
 {
-    fake_cuda.n_left = fake_cuda.n_buffers + fake_cuda.n_modules + fake_cuda.n_streams;
-    for (struct buffer *buffer = buffers, *next; buffer; buffer = next) {
+    fake_cuda.n_left = device->n_streams;
+    fake_cuda.n_streams -= device->n_streams;
+    for (struct buffer *buffer = device->buffers, *next; buffer; buffer = next) {
         next = buffer->next;
         free(buffer->bytes);
         free(buffer);
+        fake_cuda.n_left++;
+        fake_cuda.n_buffers--;
     }
-    for (struct module *module = modules, *next; module; module = next) {
+    for (struct module *module = device->modules, *next; module; module = next) {
         next = module->next;
         free(module);
+        fake_cuda.n_left++;
+        fake_cuda.n_modules--;
     }
-    buffers = NULL;
-    modules = NULL;
-    fake_cuda.n_buffers = fake_cuda.n_modules = fake_cuda.n_streams = n_queued = 0;
-    lost = false;
+    free(device->queue);
+    *device = (struct device){0};
 }
 
 /* The last release ends the context, and a lost one with it. */
 int cuDevicePrimaryCtxRelease_v2(int device)
 {
-    if (fake_cuda.n_contexts == 0 || device >= fake_cuda.n_devices)
+    pthread_mutex_t *taken __attribute__((cleanup(drop_lock))) = take_lock();
+    if (device >= fake_cuda.n_devices || devices[device].n_retained == 0)
         complain("a context that nobody retains is released", "cuDevicePrimaryCtxRelease");
-    if (--fake_cuda.n_contexts == 0)
-        end_context();
+    fake_cuda.n_contexts--;
+    if (--devices[device].n_retained == 0)
+        end_context(&devices[device]);
     return 0;
 }
 
 int cuCtxPushCurrent_v2(void *context)
 {
+    struct device *device = context;
     FAIL("CtxPushCurrent")
-    if (context != &context_object || fake_cuda.n_contexts == 0)
+    if (device < devices || device >= devices + MOST_DEVICES || device->n_retained == 0)
         return INVALID_CONTEXT;
     if (n_current == MOST_CONTEXTS)
         complain("contexts are pushed and not popped", "cuCtxPushCurrent");
-    current[n_current++] = context;
-    fake_cuda.n_current++;
+    current[n_current++] = device;
+    __atomic_fetch_add(&fake_cuda.n_current, 1, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -224,7 +254,7 @@ int cuCtxPopCurrent_v2(void **context)
     if (n_current == 0)
         return INVALID_CONTEXT;
     *context = current[--n_current];
-    fake_cuda.n_current--;
+    __atomic_fetch_sub(&fake_cuda.n_current, 1, __ATOMIC_RELAXED); /* also where it fails */
     FAIL("CtxPopCurrent")
     return 0;
 }
@@ -266,8 +296,8 @@ int cuModuleLoadData(void **object, const void *image)
     if (!module)
         return CUDA_OUT_OF_MEMORY;
     module->image = image;
-    module->next = modules;
-    modules = module;
+    module->next = here()->modules;
+    here()->modules = module;
     *object = module;
     fake_cuda.n_modules++;
     return 0;
@@ -276,9 +306,9 @@ int cuModuleLoadData(void **object, const void *image)
 int cuModuleUnload(void *object)
 {
     BEGIN("ModuleUnload")
-    if (n_queued > 0)
+    if (here()->n_queued > 0)
         complain("a module is unloaded that may be at work", "cuModuleUnload");
-    for (struct module **at = &modules; *at; at = &(*at)->next)
+    for (struct module **at = &here()->modules; *at; at = &(*at)->next)
         if (*at == object) {
             *at = (*at)->next;
             free(object);
@@ -316,47 +346,53 @@ static void run_kernel(const struct work *work)
 }
 
 /* 0, or the code of a kernel that failed: what follows it is not done. */
-static int run_queue(void)
+static int run_queue(struct device *device)
 {
-    for (int i = 0; i < n_queued && !lost; i++) {
-        const struct work *work = &queue[i];
+    for (int i = 0; i < device->n_queued && !device->lost; i++) {
+        const struct work *work = &device->queue[i];
         if (work->what == FILL)
             memset(work->to, work->byte, work->n_bytes);
         else if (work->what != KERNEL_OF)
             memmove(work->to, work->from, work->n_bytes);
         else if (fake_cuda.kernels_left == 0)
-            lost = true;
+            device->lost = true;
         else {
             fake_cuda.kernels_left -= fake_cuda.kernels_left > 0;
             run_kernel(work);
         }
     }
-    n_queued = 0;
-    return lost ? LAUNCH_FAILED : 0;
+    device->n_queued = 0;
+    return device->lost ? LAUNCH_FAILED : 0;
+}
+
+/* The stream is one of the context that is the thread's. */
+static bool is_stream(const void *stream)
+{
+    return stream == here() && here()->n_streams > 0;
 }
 
 static int enqueue(const struct work *work, void *stream)
 {
-    if (stream != &stream_object || fake_cuda.n_streams == 0)
+    struct device *device = stream;
+    if (!is_stream(stream))
         return INVALID_HANDLE;
-    pthread_mutex_lock(&lock);
-    if (n_queued == max_queued) {
-        max_queued = max_queued ? 2 * max_queued : 64;
-        queue = realloc(queue, (size_t)max_queued * sizeof *queue);
-        if (!queue)
+    if (device->n_queued == device->max_queued) {
+        device->max_queued = device->max_queued ? 2 * device->max_queued : 64;
+        device->queue = realloc(device->queue, (size_t)device->max_queued * sizeof *device->queue);
+        if (!device->queue)
             abort();
     }
-    queue[n_queued++] = *work;
-    pthread_mutex_unlock(&lock);
+    device->queue[device->n_queued++] = *work;
     return 0;
 }
 
 int cuStreamCreate(void **stream, unsigned flags)
 {
     BEGIN("StreamCreate")
-    *stream = &stream_object;
+    *stream = here();
     if (flags != CUDA_STREAM_NON_BLOCKING)
         return INVALID_VALUE;
+    here()->n_streams++;
     fake_cuda.n_streams++;
     return 0;
 }
@@ -364,8 +400,9 @@ int cuStreamCreate(void **stream, unsigned flags)
 int cuStreamDestroy_v2(void *stream)
 {
     BEGIN("StreamDestroy")
-    if (stream != &stream_object || n_queued > 0)
+    if (!is_stream(stream) || here()->n_queued > 0)
         complain("a stream is destroyed that is none, or at work", "cuStreamDestroy");
+    here()->n_streams--;
     fake_cuda.n_streams--;
     return 0;
 }
@@ -373,12 +410,7 @@ int cuStreamDestroy_v2(void *stream)
 int cuStreamSynchronize(void *stream)
 {
     BEGIN("StreamSynchronize")
-    if (stream != &stream_object || fake_cuda.n_streams == 0)
-        return INVALID_HANDLE;
-    pthread_mutex_lock(&lock);
-    const int code = run_queue();
-    pthread_mutex_unlock(&lock);
-    return code;
+    return is_stream(stream) ? run_queue(stream) : INVALID_HANDLE;
 }
 
 /* -------------------------------------------------------------------------------------------------------- memory */
@@ -386,7 +418,7 @@ int cuStreamSynchronize(void *stream)
 static uint64_t held(void)
 {
     uint64_t n = 0;
-    for (const struct buffer *buffer = buffers; buffer; buffer = buffer->next)
+    for (const struct buffer *buffer = here()->buffers; buffer; buffer = buffer->next)
         n += buffer->n_bytes;
     return n;
 }
@@ -404,8 +436,8 @@ int cuMemAlloc_v2(uint64_t *address, size_t n_bytes)
         return CUDA_OUT_OF_MEMORY;
     }
     memset(bytes, 0xa5, n_bytes); /* NaN as a half, a large number as an index */
-    *buffer = (struct buffer){buffers, n_bytes, bytes};
-    buffers = buffer;
+    *buffer = (struct buffer){here()->buffers, n_bytes, bytes};
+    here()->buffers = buffer;
     fake_cuda.n_buffers++;
     *address = (uint64_t)(uintptr_t)bytes;
     return 0;
@@ -414,9 +446,9 @@ int cuMemAlloc_v2(uint64_t *address, size_t n_bytes)
 int cuMemFree_v2(uint64_t address)
 {
     BEGIN("MemFree")
-    if (n_queued > 0)
+    if (here()->n_queued > 0)
         complain("memory is freed that may be in use", "cuMemFree");
-    for (struct buffer **at = &buffers; *at; at = &(*at)->next)
+    for (struct buffer **at = &here()->buffers; *at; at = &(*at)->next)
         if ((uint64_t)(uintptr_t)(*at)->bytes == address) {
             struct buffer *buffer = *at;
             *at = buffer->next;
@@ -432,7 +464,7 @@ int cuMemFree_v2(uint64_t address)
 /* Bytes [address, address + n_bytes) of a buffer; NULL: of none. */
 static void *bytes_at(uint64_t address, size_t n_bytes)
 {
-    for (struct buffer *buffer = buffers; buffer; buffer = buffer->next) {
+    for (struct buffer *buffer = here()->buffers; buffer; buffer = buffer->next) {
         const uint64_t from = (uint64_t)(uintptr_t)buffer->bytes;
         if (address >= from && address - from <= buffer->n_bytes && n_bytes <= buffer->n_bytes - (address - from))
             return buffer->bytes + (address - from);
@@ -442,29 +474,29 @@ static void *bytes_at(uint64_t address, size_t n_bytes)
 
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t n_bytes, void *stream)
 {
-    const struct work work = {.what = UPLOAD, .to = bytes_at(to, n_bytes), .from = from, .n_bytes = n_bytes};
     BEGIN("MemcpyHtoD")
+    const struct work work = {.what = UPLOAD, .to = bytes_at(to, n_bytes), .from = from, .n_bytes = n_bytes};
     return work.to && from ? enqueue(&work, stream) : INVALID_VALUE;
 }
 
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t n_bytes, void *stream)
 {
-    const struct work work = {.what = DOWNLOAD, .to = to, .from = bytes_at(from, n_bytes), .n_bytes = n_bytes};
     BEGIN("MemcpyDtoH")
+    const struct work work = {.what = DOWNLOAD, .to = to, .from = bytes_at(from, n_bytes), .n_bytes = n_bytes};
     return work.from && to ? enqueue(&work, stream) : INVALID_VALUE;
 }
 
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n_bytes, void *stream)
 {
-    const struct work work = {.what = COPY, .to = bytes_at(to, n_bytes), .from = bytes_at(from, n_bytes), .n_bytes = n_bytes};
     BEGIN("MemcpyDtoD")
+    const struct work work = {.what = COPY, .to = bytes_at(to, n_bytes), .from = bytes_at(from, n_bytes), .n_bytes = n_bytes};
     return work.to && work.from ? enqueue(&work, stream) : INVALID_VALUE;
 }
 
 int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t n_bytes, void *stream)
 {
-    const struct work work = {.what = FILL, .to = bytes_at(to, n_bytes), .byte = byte, .n_bytes = n_bytes};
     BEGIN("MemsetD8")
+    const struct work work = {.what = FILL, .to = bytes_at(to, n_bytes), .byte = byte, .n_bytes = n_bytes};
     return work.to ? enqueue(&work, stream) : INVALID_VALUE;
 }
 
@@ -473,7 +505,7 @@ int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t n_bytes, void *strea
 /* A buffer's address and an offset in it, or both 0. */
 static bool is_place(uint64_t address, uint64_t offset)
 {
-    const struct buffer *buffer = buffers;
+    const struct buffer *buffer = here()->buffers;
     while (buffer && (uint64_t)(uintptr_t)buffer->bytes != address)
         buffer = buffer->next;
     return buffer ? offset <= buffer->n_bytes : address == 0 && offset == 0;
@@ -525,7 +557,9 @@ int cuLaunchKernel(void *object, unsigned grid_x, unsigned grid_y, unsigned grid
 /* For tests of the command. */
 __attribute__((constructor)) static void begin(void)
 {
-    const char *capability = getenv("FAKE_CUDA_CAPABILITY"), *version = getenv("FAKE_CUDA_VERSION");
+    const char *capability = getenv("FAKE_CUDA_CAPABILITY"), *version = getenv("FAKE_CUDA_VERSION"),
+               *n_devices = getenv("FAKE_CUDA_DEVICES");
+    fake_cuda.n_devices = n_devices && SIMT_CALLS ? atoi(n_devices) : fake_cuda.n_devices;
     fake_cuda.capability = capability ? atoi(capability) : fake_cuda.capability;
     fake_cuda.version = version ? atoi(version) : fake_cuda.version;
 }
@@ -533,5 +567,4 @@ __attribute__((constructor)) static void begin(void)
 __attribute__((destructor)) static void end(void)
 {
     simt_free();
-    free(queue);
 }

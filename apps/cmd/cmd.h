@@ -308,6 +308,14 @@ char *cmd_copy(const char *text); /* of a string, to be freed */
 /* Loads options->model (or the default model), then its plug-ins, and checks every --kv against it. NULL: *status is
  * the exit status. */
 struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status);
+/* The same for --device cuda:all or opencl:all, engines[most] of one model. Their number; 0: *status is the exit status. */
+int cmd_engines_load(struct cmd_options *options, struct butler_engine **engines, int most, int *status);
+/* Whether --device is cuda:all or opencl:all; and then which these are, devices[most]. Returns their number. */
+bool cmd_names_all_devices(const struct cmd_options *options);
+int cmd_all_devices(const struct cmd_options *options, struct butler_device_info *devices, int most);
+/* Bytes of the device that --device names, the smallest of several; 0: it is the CPU, or none that is known. *most: that KV pages
+ * take of it unless somebody says otherwise: half, or of OpenCL's a quarter, which any allocation may have. */
+uint64_t cmd_device_memory(const struct cmd_options *options, uint64_t *most);
 void cmd_engine_free(struct butler_engine *engine); /* with its model; may be NULL */
 /* As above, but only the vocabulary. */
 struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *status);

@@ -145,19 +145,18 @@ static void say_device(const struct cmd_options *options, const struct butler_en
     cmd_say(options, "note: --device %s: runs on %s: %s", options->device, cpu ? "the CPU" : info.device, why->message);
 }
 
-struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
+/* On a device, with n_threads threads. Frees nothing of the model. NULL: *status is the exit status. */
+static struct butler_engine *make_engine(struct cmd_options *options, struct butler_model *model, const char *device, int n_threads,
+                                         int *status)
 {
     struct butler_error err = {0};
-    struct butler_model *model = load(options, false, status);
-    if (!model)
-        return NULL;
     char *folder = options->kv_ram > 0 ? cmd_library_folder(options) : NULL;
     const bool usable = folder && butler_make_folder(folder) == 0;
     const struct butler_engine_params params = {.struct_size = sizeof params,
                                                 .kv_ram = options->kv_ram,
                                                 .kv_folder = usable ? folder : NULL,
-                                                .n_threads = options->n_threads,
-                                                .device = options->device,
+                                                .n_threads = n_threads,
+                                                .device = device,
                                                 .isa = options->isa,
                                                 .activation_bits = options->precision,
                                                 .n_block = options->n_block,
@@ -167,16 +166,52 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
     free(folder);
     if (!engine) {
         *status = cmd_fail(options, &err);
-        butler_model_free(model);
         return NULL;
     }
     if (err.message[0]) /* auto */
         say_device(options, engine, &err);
-    *status = prepare(options, engine);
-    if (*status == CMD_DONE)
+    if ((*status = prepare(options, engine)) == CMD_DONE)
         return engine;
-    cmd_engine_free(engine);
+    butler_engine_free(engine);
     return NULL;
+}
+
+struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
+{
+    if (cmd_names_all_devices(options)) {
+        cmd_say(options, "--device %s: only serve uses several devices; this takes one, such as %.*s:0", options->device,
+                (int)strcspn(options->device, ":"), options->device);
+        *status = CMD_USAGE;
+        return NULL;
+    }
+    struct butler_model *model = load(options, false, status);
+    struct butler_engine *engine = model ? make_engine(options, model, options->device, options->n_threads, status) : NULL;
+    if (!engine)
+        butler_model_free(model);
+    return engine;
+}
+
+int cmd_engines_load(struct cmd_options *options, struct butler_engine **engines, int most, int *status)
+{
+    struct butler_device_info *devices = cmd_alloc((size_t)most, sizeof *devices);
+    const long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const int n = cmd_all_devices(options, devices, most), n_threads = options->n_threads ? options->n_threads : (int)n_cores;
+    struct butler_model *model = n > 0 ? load(options, false, status) : NULL;
+    int made = 0;
+    if (n == 0) {
+        cmd_say(options, "--device %s: there is no such device here", options->device);
+        *status = CMD_FAILED;
+    }
+    while (model && made < n &&
+           (engines[made] = make_engine(options, model, devices[made].device, (n_threads + n - 1) / n, status)))
+        made++;
+    free(devices);
+    if (made > 0 && made == n)
+        return n;
+    while (made > 0)
+        butler_engine_free(engines[--made]);
+    butler_model_free(model);
+    return 0;
 }
 
 int cmd_file_read(const struct cmd_options *options, const char *path, struct butler_buffer *text)

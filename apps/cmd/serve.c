@@ -110,15 +110,30 @@ static const char *policy_for(const void *user, int n_tokens)
     return cmd_auto_policy(user, n_tokens);
 }
 
-static int serve(const struct cmd_options *options, struct butler_engine *engine, const struct cmd_template *template,
+/* What it runs on: engines of one model. */
+struct engines {
+    struct butler_engine *engines[SERVE_MAX_DEVICES];
+    struct butler_library *libraries[SERVE_MAX_DEVICES]; /* of each, or NULL */
+    int n;
+};
+
+static void free_libraries(struct engines *engines)
+{
+    for (int i = 0; i < engines->n; i++)
+        butler_library_free(engines->libraries[i]);
+}
+
+static int serve(const struct cmd_options *options, struct engines *engines, const struct cmd_template *template,
                  const struct keys *keys, FILE *log)
 {
     struct butler_error err = {0};
     const uint64_t kv_bytes = options->kv_bytes - options->prefix_bytes;
     unsigned char secret[SERVE_SECRET];
-    struct butler_library *library = options->cache ? cmd_library_try(options) : NULL;
-    if (library && cmd_library_secret(options, secret, sizeof secret, &err) < 0) {
-        butler_library_free(library);
+    bool kept = options->cache != NULL;
+    for (int i = 0; kept && i < engines->n; i++)
+        kept = (engines->libraries[i] = cmd_library_try(options)) != NULL;
+    if (kept && cmd_library_secret(options, secret, sizeof secret, &err) < 0) {
+        free_libraries(engines);
         return cmd_fail(options, &err);
     }
     const struct serve_config config = {.http = {.host = options->host,
@@ -145,7 +160,6 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                                       .kv_bytes = kv_bytes,
                                                       .park = options->park,
                                                       .prefix_bytes = options->prefix_bytes,
-                                                      .library = library,
                                                       .rereads = options->reread && !options->no_cache,
                                                       .max_stall_s = 1e-3 * options->max_stall,
                                                       .max_jobs = options->parallel,
@@ -153,27 +167,32 @@ static int serve(const struct cmd_options *options, struct butler_engine *engine
                                                       .audit_every = options->audit,
                                                       .steps = (const char *const *)options->steps.values,
                                                       .n_steps = options->steps.n},
+                                        .libraries = kept ? engines->libraries : NULL,
                                         .sampling = cmd_sampler_params(options),
                                         .model_name = options->alias ? options->alias : name_model(options),
                                         .file_name = name_model(options),
                                         .chat_template = template->jinja,
                                         .chat_stop = template->stop,
-                                        .secret = library ? secret : NULL,
+                                        .secret = kept ? secret : NULL,
                                         .ready = say_ready,
                                         .user = (void *)options};
-    const int code = serve_run(engine, &config, &err);
-    butler_library_free(library);
+    const int code = serve_run(engines->engines, engines->n, &config, &err);
+    free_libraries(engines);
     return code < 0 ? cmd_fail(options, &err) : CMD_DONE;
 }
 
 /* The memory of caches: what the machine has not cannot be had. CMD_DONE or the exit status. */
 static int choose_memory(struct cmd_options *options)
 {
-    const char *whose;
-    const uint64_t limit = cmd_memory_limit(&whose);
+    const char *whose = "the device's memory";
+    uint64_t usual, limit = cmd_device_memory(options, &usual);
     char wanted[32], most[32];
+    if (!limit) {
+        limit = cmd_memory_limit(&whose);
+        usual = limit / 2;
+    }
     if (!options->kv_bytes)
-        options->kv_bytes = limit / 2;
+        options->kv_bytes = usual;
     if (options->kv_bytes <= limit) {
         options->kv_ram = options->kv_disk > 0 ? options->kv_bytes : 0;
         options->kv_bytes += options->kv_disk;
@@ -214,16 +233,24 @@ static int run(struct cmd_options *options)
         log = strcmp(options->access_log, "-") == 0 ? stderr : open_log(options);
     if (options->access_log && !log)
         status = status == CMD_DONE ? CMD_FAILED : status;
-    struct butler_engine *engine = status == CMD_DONE ? cmd_engine_load(options, &status) : NULL;
-    if (engine)
+    struct engines engines = {0};
+    if (status == CMD_DONE && cmd_names_all_devices(options))
+        engines.n = cmd_engines_load(options, engines.engines, SERVE_MAX_DEVICES, &status);
+    else if (status == CMD_DONE)
+        engines.n = (engines.engines[0] = cmd_engine_load(options, &status)) != NULL;
+    struct butler_engine *const engine = engines.engines[0];
+    if (engines.n > 0)
         status = cmd_template_choose(options, butler_engine_model(engine), &template);
-    if (engine && status == CMD_DONE) /* what no request could have is told now, not to every client */
+    if (engines.n > 0 && status == CMD_DONE) /* what no request could have is told now, not to every client */
         butler_session_free(
             cmd_add_steps(options, cmd_session_new(options, engine, options->kv.values[0], options->n_ctx, &status), &status));
-    if (engine && status == CMD_DONE)
-        status = serve(options, engine, &template, &keys, log);
+    if (engines.n > 0 && status == CMD_DONE)
+        status = serve(options, &engines, &template, &keys, log);
     cmd_template_free(&template);
-    cmd_engine_free(engine);
+    for (int i = engines.n - 1; i > 0; i--)
+        butler_engine_free(engines.engines[i]);
+    if (engines.n > 0)
+        cmd_engine_free(engine);
     free_keys(&keys);
     if (log && log != stderr)
         fclose(log);

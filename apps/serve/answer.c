@@ -624,7 +624,7 @@ void serve_request_start(struct serve_request *request, struct http_exchange *ex
             request->answers[i].parser = serve_parser_new(&request->syntax, on_part, &request->answers[i]);
     }
     for (int j = 0; j < request->n_jobs; j++) {
-        if (serve_submit(request->api->scheduler, request->jobs[j]) == 0)
+        if (serve_devices_submit(request->api->devices, request->jobs[j]) == 0)
             continue;
         for (int k = j; k < request->n_jobs; k++)
             serve_job_free(request->jobs[k]);

@@ -163,7 +163,7 @@ static json_t *get_props(struct serve_api *api, const struct http_exchange *exch
 {
     (void)error;
     (void)exchange;
-    const struct serve_params *params = serve_scheduler_params(api->scheduler);
+    const struct serve_params *params = serve_devices_params(api->devices);
     const struct butler_sampler_params *s = &api->config.sampling;
     return json_pack("{s:{s:i, s:{s:f, s:i, s:f, s:f, s:f}}, s:i, s:s, s:o, s:o, s:o, s:s, s:o, s:b, s:s}",
                      "default_generation_settings", "n_ctx", api->n_ctx, "params", "temperature", (double)s->temperature, "top_k",
@@ -177,11 +177,11 @@ static json_t *get_props(struct serve_api *api, const struct http_exchange *exch
 static json_t *get_slots(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
 {
     (void)error;
-    const int max = serve_scheduler_params(api->scheduler)->max_jobs;
+    const int max = serve_devices_count(api->devices) * serve_devices_params(api->devices)->max_jobs;
     struct serve_slot *slots = serve_alloc((size_t)max, sizeof *slots);
     struct serve_metrics metrics;
     json_t *list = json_array();
-    const int n = serve_inspect(api->scheduler, &metrics, slots, max);
+    const int n = serve_devices_inspect(api->devices, &metrics, slots, max);
     for (int i = 0; i < n; i++)
         if (serve_may_see(exchange, slots[i].owner))
             json_array_append_new(list,
@@ -506,7 +506,7 @@ static void on_wake(void *user)
         next = task->next;
         end_task(api, (struct body_task *)task);
     }
-    for (struct serve_event *event = serve_collect(api->scheduler), *next; event; event = next) {
+    for (struct serve_event *event = serve_devices_collect(api->devices), *next; event; event = next) {
         next = event->next;
         serve_on_event(event);
         serve_event_free(event);
@@ -524,13 +524,13 @@ static void free_rest(struct serve_api *api)
 {
     serve_worker_stop(api->worker);
     on_wake(api); /* no client is there any more: nothing is submitted */
-    serve_scheduler_stop(api->scheduler);
+    serve_devices_stop(api->devices);
     on_wake(api);
 }
 
-int serve_run(struct butler_engine *engine, const struct serve_config *config, struct butler_error *err)
+int serve_run(struct butler_engine *const *engines, int n, const struct serve_config *config, struct butler_error *err)
 {
-    struct serve_api api = {.config = *config, .engine = engine, .model = butler_engine_model(engine), .begun = time(NULL)};
+    struct serve_api api = {.config = *config, .engine = engines[0], .model = butler_engine_model(engines[0]), .begun = time(NULL)};
     struct http_params http = config->http;
     struct serve_params scheduler = config->scheduler;
     struct timespec seed;
@@ -557,19 +557,19 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
     if (!api.http)
         return err->code;
     json_object_seed(0); /* before two threads make objects */
-    api.scheduler = serve_scheduler_new(engine, &scheduler, err);
-    api.worker = api.scheduler ? serve_worker_new(N_WORKERS, run_task, wake, &api) : NULL;
+    api.devices = serve_devices_new(engines, config->libraries, n, &scheduler, err);
+    api.worker = api.devices ? serve_worker_new(N_WORKERS, run_task, wake, &api) : NULL;
     if (!api.worker) {
-        if (api.scheduler) {
+        if (api.devices) {
             *err = (struct butler_error){BUTLER_ERROR_MEMORY, "the threads that read requests cannot be started"};
-            serve_scheduler_stop(api.scheduler);
-            serve_scheduler_free(api.scheduler);
+            serve_devices_stop(api.devices);
+            serve_devices_free(api.devices);
         }
         http_server_free(api.http);
         return err->code;
     }
     err->code = 0;
-    const struct serve_params *const given = serve_scheduler_params(api.scheduler);
+    const struct serve_params *const given = serve_devices_params(api.devices);
     api.n_ctx = given->n_ctx;
     serve_measure_tokens(&api);
     api.lossless = given->lossless;
@@ -581,7 +581,7 @@ int serve_run(struct butler_engine *engine, const struct serve_config *config, s
     http_server_close(api.http);
     free_rest(&api);
     serve_worker_free(api.worker);
-    serve_scheduler_free(api.scheduler);
+    serve_devices_free(api.devices);
     http_server_free(api.http);
     free(api.counts);
     return 0;

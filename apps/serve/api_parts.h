@@ -7,6 +7,7 @@
 #include <jansson.h>
 
 #include "serve/api.h"
+#include "serve/devices.h"
 #include "serve/tools.h"
 #include "serve/worker.h"
 
@@ -14,11 +15,11 @@ enum { SERVE_MAX_PROMPTS = 256 }; /* of one request */
 
 struct serve_api {
     struct serve_config config;
-    struct butler_engine *engine; /* the scheduler's: only its model may be used here */
+    struct butler_engine *engine; /* the first of the devices': only its model may be used here */
     struct butler_model *model;
     const struct butler_model_info *info;
     struct http_server *http;
-    struct serve_scheduler *scheduler;
+    struct serve_devices *devices;
     struct serve_worker *worker;
     int n_ctx;
     size_t longest_token;               /* bytes, or of its spelling */

@@ -126,7 +126,7 @@ json_t *serve_map_json(struct serve_api *api, const struct http_exchange *exchan
         return NULL;
     if (query.id < 0)
         query.answer = json_array();
-    serve_maps_each(serve_scheduler_maps(api->scheduler), on_map, &query);
+    serve_maps_each(serve_devices_params(api->devices)->maps, on_map, &query);
     if (!query.answer && !error->status)
         serve_fail(error, 404, "there is no map %d; requests ask for one by \"kv\": {\"map\": true}, and old ones make room",
                    query.id);

@@ -132,11 +132,30 @@ static void put_answers(struct butler_buffer *text, const struct serve_api *api)
             (unsigned long long)api->counts[i].n);
 }
 
+/* Where jobs were placed, if there is more than one device. */
+static void put_devices(struct butler_buffer *text, const struct serve_devices *devices)
+{
+    const int n = serve_devices_count(devices);
+    int n_texts;
+    if (n == 1)
+        return;
+    put_head(text, "butler:device_jobs_total", "counter", "Jobs that each device was given");
+    for (int i = 0; i < n; i++)
+        put(text, "butler:device_jobs_total{device=\"%d\"} %llu\n", i,
+            (unsigned long long)serve_devices_jobs(devices, i, &n_texts));
+    put_head(text, "butler:device_texts", "gauge", "Texts of each device that run or wait");
+    for (int i = 0; i < n; i++) {
+        serve_devices_jobs(devices, i, &n_texts);
+        put(text, "butler:device_texts{device=\"%d\"} %d\n", i, n_texts);
+    }
+}
+
 void serve_write_metrics(struct serve_api *api, struct butler_buffer *text)
 {
     struct serve_metrics m;
-    serve_inspect(api->scheduler, &m, NULL, 0);
-    const struct serve_params *params = serve_scheduler_params(api->scheduler);
+    serve_devices_inspect(api->devices, &m, NULL, 0);
+    const struct serve_params *params = serve_devices_params(api->devices);
+    const double n_devices = serve_devices_count(api->devices);
     const struct {
         const char *name, *type, *help;
         double value;
@@ -159,10 +178,10 @@ void serve_write_metrics(struct serve_api *api, struct butler_buffer *text)
          (double)m.engine.prefix_lookups},
         {"butler:prefix_hits_total", "counter", "Prompts of which it had a beginning", (double)m.engine.prefix_hits},
         {"butler:prefix_bytes", "gauge", "Bytes that the prefix cache holds", (double)m.engine.prefix_memory},
-        {"butler:prefix_limit_bytes", "gauge", "Most bytes that it may hold", (double)params->prefix_bytes},
+        {"butler:prefix_limit_bytes", "gauge", "Most bytes that it may hold", n_devices * (double)params->prefix_bytes},
         {"butler:kv_bytes", "gauge", "Bytes of KV pages in use", (double)m.engine.kv_memory},
         {"butler:kv_reserved_bytes", "gauge", "Bytes that running jobs may come to need", (double)m.reserved},
-        {"butler:kv_limit_bytes", "gauge", "Most bytes that jobs may reserve together", (double)params->kv_bytes},
+        {"butler:kv_limit_bytes", "gauge", "Most bytes that jobs may reserve together", n_devices * (double)params->kv_bytes},
         {"butler:parked", "gauge", "Jobs that have left memory for a while", m.n_parked},
         {"butler:parked_total", "counter", "How often a job left memory", (double)m.parked_total},
         {"butler:parked_bytes_total", "counter", "Bytes that were written for that", (double)m.parked_bytes},
@@ -193,13 +212,14 @@ void serve_write_metrics(struct serve_api *api, struct butler_buffer *text)
         put(text, "%s %.15g\n", rows[i].name, rows[i].value);
     }
     put_answers(text, api);
+    put_devices(text, api->devices);
     put_head(text, "butler:queue_seconds", "histogram", "From a request's submission until it runs");
     put_histogram(text, "butler:queue_seconds", "", serve_bounds, &m.queue);
     put_head(text, "butler:time_to_first_token_seconds", "histogram", "From a request's submission to its first token");
     put_histogram(text, "butler:time_to_first_token_seconds", "", serve_bounds, &m.first);
     put_head(text, "butler:time_between_tokens_seconds", "histogram", "Between two tokens of a job");
     put_histogram(text, "butler:time_between_tokens_seconds", "", serve_bounds, &m.between);
-    put_policies(text, serve_scheduler_traces(api->scheduler));
+    put_policies(text, serve_devices_params(api->devices)->traces);
 }
 
 /* ------------------------------------------------------------------------------------------------------- /kv/trace */
@@ -286,7 +306,7 @@ json_t *serve_traces_json(struct serve_api *api, const struct http_exchange *exc
     if (error->status)
         return NULL;
     struct serve_trace *traces = serve_alloc(SERVE_TRACES, sizeof *traces);
-    const int n = serve_traces_copy(serve_scheduler_traces(api->scheduler), traces);
+    const int n = serve_traces_copy(serve_devices_params(api->devices)->traces, traces);
     json_t *list = json_array();
     for (int i = 0; i < n; i++)
         if (serve_may_see(exchange, traces[i].owner) && (id < 0 || traces[i].id == id) &&

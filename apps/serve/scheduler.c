@@ -35,7 +35,7 @@ struct serve_scheduler {
 
     /* The engine's thread alone. */
     struct serve_jobs jobs;
-    int next_id;
+    int first_id; /* of its own numbers the next */
     struct serve_job *waiting;
     int n_waiting;
     struct butler_span *spans;  /* [n_spans]: */
@@ -48,8 +48,8 @@ struct serve_scheduler {
     double stepped;            /* when the latest texts got their tokens */
     int chunk;                 /* prompt tokens of the latest step with both */
     struct serve_scores *scores;
-    struct serve_traces *traces;
-    struct serve_maps *maps;
+    struct serve_traces *traces, *own_traces;
+    struct serve_maps *own_maps;
     struct serve_prepare *prepare;
     struct serve_reread *reread;
     bool idle; /* all that runs waits for what is being prepared */
@@ -175,7 +175,7 @@ static int start_job(struct serve_scheduler *s, struct serve_job *job)
     job->choices = serve_alloc((size_t)job->n_choices, sizeof *job->choices);
     for (int i = 0; i < job->n_choices; i++) {
         job->choices[i].fd = -1;
-        job->choices[i].map = job->map ? serve_map_begin(s->maps, job, i) : NULL;
+        job->choices[i].map = job->map ? serve_map_begin(s->params.maps, job, i) : NULL;
     }
     for (int i = 0; i < job->n_choices; i++) {
         sampling.seed = job->sampling.seed + (uint64_t)i;
@@ -271,7 +271,7 @@ static void admit(struct serve_scheduler *s)
             break; /* until others have ended: nobody that fits overtakes it for ever */
         }
         take_from_queue(s, at, true);
-        job->id = s->next_id++;
+        job->id = __atomic_fetch_add(s->params.next_id, 1, __ATOMIC_RELAXED);
         if (code == 0)
             code = start_job(s, job);
         if (code < 0) {
@@ -703,16 +703,6 @@ int serve_inspect(struct serve_scheduler *s, struct serve_metrics *metrics, stru
     return n;
 }
 
-struct serve_maps *serve_scheduler_maps(const struct serve_scheduler *s)
-{
-    return s->maps;
-}
-
-struct serve_traces *serve_scheduler_traces(const struct serve_scheduler *s)
-{
-    return s->traces;
-}
-
 const struct serve_params *serve_scheduler_params(const struct serve_scheduler *s)
 {
     return &s->params;
@@ -753,8 +743,12 @@ struct serve_scheduler *serve_scheduler_new(struct butler_engine *engine, const 
     s->prompts = serve_alloc(max_jobs, sizeof(struct serve_job *));
     s->errors = serve_alloc(max_spans, sizeof *s->errors);
     s->scores = serve_scores_new(max_scored(s));
-    s->traces = serve_traces_new(params->audit_every);
-    s->maps = serve_maps_new(info, MAP_BYTES);
+    if (!params->traces) {
+        s->params.traces = s->own_traces = serve_traces_new(params->audit_every);
+        s->params.maps = s->own_maps = serve_maps_new(info, MAP_BYTES);
+        s->params.next_id = &s->first_id;
+    }
+    s->traces = s->params.traces;
     s->submitted_end = &s->submitted;
     s->events_end = &s->events;
     pthread_mutex_init(&s->lock, NULL);
@@ -784,8 +778,8 @@ void serve_scheduler_free(struct serve_scheduler *s)
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     serve_scores_free(s->scores);
-    serve_traces_free(s->traces);
-    serve_maps_free(s->maps);
+    serve_traces_free(s->own_traces);
+    serve_maps_free(s->own_maps);
     serve_reread_free(s->reread);
     free(s->policy);
     free(s->end_ids);

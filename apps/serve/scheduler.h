@@ -16,7 +16,8 @@ enum {
     SERVE_MAX_CHOICES = 64, /* of a job */
     SERVE_MAX_STOPS = 16,
     SERVE_MAX_PASSAGES = 10, /* of a receipt */
-    SERVE_BUCKETS = 14,      /* of a histogram, the last without a bound */
+    SERVE_MAX_DEVICES = 16,
+    SERVE_BUCKETS = 14, /* of a histogram, the last without a bound */
 };
 
 /* How probable a token was, by the model's own distribution: before temperature, penalties and biases. */
@@ -35,6 +36,8 @@ enum serve_finish { SERVE_FINISH_NONE, SERVE_FINISH_END, SERVE_FINISH_STOP, SERV
 enum serve_pooling { SERVE_POOL_NONE, SERVE_POOL_MEAN, SERVE_POOL_LAST, SERVE_POOL_FIRST };
 
 struct serve_choice; /* a text that is being generated */
+struct serve_traces;
+struct serve_maps;
 
 struct serve_job {
     /* Set by the caller; pointers are owned by the job, from malloc. */
@@ -62,6 +65,7 @@ struct serve_job {
     int n_stops;
     bool (*is_shown)(const char *bytes, size_t n); /* control tokens of this spelling are in the text too; NULL: none */
     void *user;
+    int device; /* devices.h's: which scheduler has it */
 
     /* Results, to be read after the events that say so. */
     struct serve_score *scores;     /* [n_prompt], that of token 0 means nothing; after SERVE_PROMPT */
@@ -139,6 +143,11 @@ struct serve_params {
     int audit_every;          /* steps that decode, from one audit to the next; 0: none */
     const char *const *steps; /* [n_steps] plug-ins of every session (butler_session_add_step); not with park */
     int n_steps;
+    /* What decode steps read, what tokens attended to, and the number of the next job: another scheduler's, which is freed after
+     * this one; NULL: its own, which serve_scheduler_params then gives. */
+    struct serve_traces *traces;
+    struct serve_maps *maps;
+    int *next_id;
     void (*wake)(void *user); /* in the engine's thread: there are events */
     void *user;
 };
@@ -197,10 +206,6 @@ struct serve_slot {
     char policy[96];
 };
 
-/* What decode steps read; the scheduler's. */
-struct serve_traces *serve_scheduler_traces(const struct serve_scheduler *scheduler);
-/* What tokens attended to; the scheduler's. */
-struct serve_maps *serve_scheduler_maps(const struct serve_scheduler *scheduler);
 /* Copies; slots[max_slots] of jobs that run. Returns their number. */
 int serve_inspect(struct serve_scheduler *scheduler, struct serve_metrics *metrics, struct serve_slot *slots, int max_slots);
 

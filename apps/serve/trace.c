@@ -10,9 +10,10 @@
 #include "serve/choice.h"
 
 struct serve_traces {
-    int audit_every, turn; /* turn: the text that is audited next */
-    uint64_t n_steps, n_begun;
+    int audit_every, turn; /* turn, n_steps: atomic, for engines may share this; turn: the text that is audited next */
+    uint64_t n_steps;
     pthread_mutex_t lock; /* of what follows */
+    uint64_t n_begun;
     struct serve_trace traces[SERVE_TRACES];
     uint64_t begun[SERVE_TRACES]; /* the order in which they began */
     struct serve_policy_metrics policies[SERVE_POLICIES];
@@ -38,13 +39,15 @@ void serve_traces_free(struct serve_traces *traces)
 
 void serve_traces_before(struct serve_traces *traces, struct serve_choice *const *choices, int n)
 {
-    if (traces->audit_every == 0 || n == 0 || ++traces->n_steps % (uint64_t)traces->audit_every != 0)
+    if (traces->audit_every == 0 || n == 0 ||
+        __atomic_add_fetch(&traces->n_steps, 1, __ATOMIC_RELAXED) % (uint64_t)traces->audit_every != 0)
         return;
+    const int turn = __atomic_load_n(&traces->turn, __ATOMIC_RELAXED);
     for (int i = 0; i < n; i++) {
-        struct serve_choice *choice = choices[(traces->turn + i) % n];
+        struct serve_choice *choice = choices[(turn + i) % n];
         choice->watch.audited = butler_session_audit(choice->session, &choice->watch.audit, NULL) == 1;
         if (choice->watch.audited) {
-            traces->turn = (traces->turn + i + 1) % n;
+            __atomic_store_n(&traces->turn, (turn + i + 1) % n, __ATOMIC_RELAXED);
             return;
         }
     }
