@@ -32,6 +32,11 @@ static void check_type(const struct butler_kernels *kernels, int bits, enum butl
 {
     static float alone[N_TOKENS * N_ROWS], together[N_TOKENS * N_ROWS], bias[N_ROWS];
     const struct butler_type_info *info = &butler_types[type];
+    bool some = false; /* of the comparisons below are in the share */
+    for (int k = 0; k < 2 * BUTLER_COUNT(counts); k++)
+        some |= in_share((int)type * 16 + k);
+    if (!some)
+        return;
     const size_t row_bytes = butler_row_bytes(type, n_cols);
     unsigned char *rows = malloc(row_bytes * N_ROWS);
     float *x = malloc(sizeof *x * (size_t)(N_TOKENS * n_cols));
