@@ -171,14 +171,14 @@ int cuDeviceGet(int *device, int index)
 int cuDeviceGetName(char *name, int n_bytes, int device)
 {
     FAIL("DeviceGetName")
-    snprintf(name, (size_t)n_bytes, "fake");
+    snprintf(name, (size_t)n_bytes, getenv("FAKE_CUDA_NUMBERED") ? "fake %d" : "fake", device);
     return device < fake_cuda.n_devices ? 0 : INVALID_DEVICE;
 }
 
 int cuDeviceTotalMem_v2(size_t *n_bytes, int device)
 {
     FAIL("DeviceTotalMem")
-    *n_bytes = (size_t)1 << 30;
+    *n_bytes = (size_t)1 << 28;
     return device < fake_cuda.n_devices ? 0 : INVALID_DEVICE;
 }
 

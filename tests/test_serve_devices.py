@@ -76,7 +76,7 @@ def test_placement(server):
 
 def test_other_commands(fake):
     result = butler("run", "-m", GQA, "-p", "It", "--device", "cuda:all", expect=USAGE)
-    assert "--device cuda:all: only serve uses several devices; this takes one, such as cuda:0" in result.stderr
+    assert "--device cuda:all: only serve and bench use several devices; this takes one, such as cuda:0" in result.stderr
 
 
 def test_no_device(fake, monkeypatch):

@@ -308,11 +308,13 @@ char *cmd_copy(const char *text); /* of a string, to be freed */
 /* Loads options->model (or the default model), then its plug-ins, and checks every --kv against it. NULL: *status is
  * the exit status. */
 struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status);
-/* The same for --device cuda:all or opencl:all, engines[most] of one model. Their number; 0: *status is the exit status. */
-int cmd_engines_load(struct cmd_options *options, struct butler_engine **engines, int most, int *status);
-/* Whether --device is cuda:all or opencl:all; and then which these are, devices[most]. Returns their number. */
-bool cmd_names_all_devices(const struct cmd_options *options);
-int cmd_all_devices(const struct cmd_options *options, struct butler_device_info *devices, int most);
+/* The same for a --device of several, engines[most] of one model on devices[most]. Their number; 0: *status is the exit status. */
+int cmd_engines_load(struct cmd_options *options, struct butler_engine **engines, struct butler_device_info *devices, int most,
+                     int *status);
+/* Whether --device is cuda:all, opencl:all or a list such as cuda:0,cuda:1; and then which these are, devices[most]. Returns their
+ * number, 0: there is none, or not all of the list. */
+bool cmd_names_devices(const struct cmd_options *options);
+int cmd_devices(const struct cmd_options *options, struct butler_device_info *devices, int most);
 /* Bytes of the device that --device names, the smallest of several; 0: it is the CPU, or none that is known. *most: that KV pages
  * take of it unless somebody says otherwise: half, or of OpenCL's a quarter, which any allocation may have. */
 uint64_t cmd_device_memory(const struct cmd_options *options, uint64_t *most);
@@ -385,6 +387,8 @@ int cmd_writer_end(struct cmd_writer *writer, struct butler_error *err);
 
 /* What bench does with --lossless. CMD_DONE or the exit status. */
 int cmd_bench_lossless(const struct cmd_options *options, struct butler_engine *engine);
+/* What bench does with several devices. CMD_DONE or the exit status. */
+int cmd_bench_devices(struct cmd_options *options);
 
 /* Ends an answer or a text. */
 enum cmd_end { CMD_END_TOKEN, CMD_END_LENGTH, CMD_END_CONTEXT, CMD_END_POLICY, CMD_END_INTERRUPTED };

@@ -178,8 +178,8 @@ static struct butler_engine *make_engine(struct cmd_options *options, struct but
 
 struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
 {
-    if (cmd_names_all_devices(options)) {
-        cmd_say(options, "--device %s: only serve uses several devices; this takes one, such as %.*s:0", options->device,
+    if (cmd_names_devices(options)) {
+        cmd_say(options, "--device %s: only serve and bench use several devices; this takes one, such as %.*s:0", options->device,
                 (int)strcspn(options->device, ":"), options->device);
         *status = CMD_USAGE;
         return NULL;
@@ -191,21 +191,21 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
     return engine;
 }
 
-int cmd_engines_load(struct cmd_options *options, struct butler_engine **engines, int most, int *status)
+int cmd_engines_load(struct cmd_options *options, struct butler_engine **engines, struct butler_device_info *devices, int most,
+                     int *status)
 {
-    struct butler_device_info *devices = cmd_alloc((size_t)most, sizeof *devices);
     const long n_cores = sysconf(_SC_NPROCESSORS_ONLN);
-    const int n = cmd_all_devices(options, devices, most), n_threads = options->n_threads ? options->n_threads : (int)n_cores;
+    const int n = cmd_devices(options, devices, most), n_threads = options->n_threads ? options->n_threads : (int)n_cores;
     struct butler_model *model = n > 0 ? load(options, false, status) : NULL;
     int made = 0;
     if (n == 0) {
-        cmd_say(options, "--device %s: there is no such device here", options->device);
+        cmd_say(options, "--device %s: there is no such device here%s", options->device,
+                strchr(options->device, ',') ? ", or it is named twice" : "");
         *status = CMD_FAILED;
     }
     while (model && made < n &&
            (engines[made] = make_engine(options, model, devices[made].device, (n_threads + n - 1) / n, status)))
         made++;
-    free(devices);
     if (made > 0 && made == n)
         return n;
     while (made > 0)

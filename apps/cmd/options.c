@@ -239,8 +239,9 @@ static const struct flag flags[CMD_N_FLAGS] = {
                         "a line for every answer; - is standard error"},
     [CMD_THREADS] = {'t', "threads", "N", KIND_INT, AT(n_threads), 0, 1024, "a whole number from 0 to 1024",
                      "threads; 0: one per core"},
-    [CMD_DEVICE] = {0, "device", "NAME", KIND_STRING, AT(device), 0, 0, NULL,
-                    "cpu, cuda:N, opencl:N (info --device auto lists them) or auto: the first GPU, else the CPU; serve: cuda:all"},
+    [CMD_DEVICE] =
+        {0, "device", "NAME", KIND_STRING, AT(device), 0, 0, NULL,
+         "cpu, cuda:N, opencl:N (info --device auto lists them) or auto: the first GPU, else the CPU; serve, bench: cuda:all"},
     [CMD_ISA] = {0, "isa", "NAME", KIND_ISA, AT(isa), 0, 0, "ref, avx2, avx512, amx or neon",
                  "instructions to use; without it the best this processor has"},
     [CMD_PRECISION] = {0, "prompt-precision", "BITS", KIND_PRECISION, AT(precision), 0, 0, "8 or 16",

@@ -234,8 +234,9 @@ static int run(struct cmd_options *options)
     if (options->access_log && !log)
         status = status == CMD_DONE ? CMD_FAILED : status;
     struct engines engines = {0};
-    if (status == CMD_DONE && cmd_names_all_devices(options))
-        engines.n = cmd_engines_load(options, engines.engines, SERVE_MAX_DEVICES, &status);
+    struct butler_device_info devices[SERVE_MAX_DEVICES];
+    if (status == CMD_DONE && cmd_names_devices(options))
+        engines.n = cmd_engines_load(options, engines.engines, devices, SERVE_MAX_DEVICES, &status);
     else if (status == CMD_DONE)
         engines.n = (engines.engines[0] = cmd_engine_load(options, &status)) != NULL;
     struct butler_engine *const engine = engines.engines[0];

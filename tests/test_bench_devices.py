@@ -1,0 +1,56 @@
+"""butler bench on several devices: of OpenCL (PoCL makes as many of the CPU as it is asked for), and of a stand-in for CUDA's driver."""
+import os
+import subprocess
+
+import pytest
+
+from cli import BUTLER, FAILED, GQA, USAGE, butler, refuses, rows
+from test_gpu_cuda import FAKE, needs_fake
+
+TWO = {**os.environ, "POCL_DEVICES": "pthread pthread"}
+POCL = "opencl:1: pthread" in subprocess.run([BUTLER, "info", "-m", GQA, "--device", "auto"], env=TWO, capture_output=True, text=True).stdout
+needs_pocl = pytest.mark.skipif(not POCL, reason="PoCL (Debian: pocl-opencl-icd) is absent")
+ARGS = ["-m", GQA, "-d", 40, "-n", 3, "--warmup", 1]
+
+
+def placed(row):
+    return [(own["device"], own["batch"], own["tokens"]) for own in row["by_device"]]
+
+
+@needs_pocl
+def test_sessions_are_placed_over_devices():
+    """The first device alone, then both; numbers of tokens are what the sessions say."""
+    one, two = rows("bench", *ARGS, "--batch", 5, "--kv", "quest:budget=16", "--device", "opencl:1,opencl:0", env=TWO)
+    assert [row["devices"] for row in (one, two)] == [1, 2]
+    assert placed(one) == [("opencl:0", 5, 15)] and placed(two) == [("opencl:0", 3, 9), ("opencl:1", 2, 6)]
+    for row in (one, two):
+        assert row["policy"] == "quest:budget=16" and row["depth"] == 40 and row["batch"] == 5
+        assert 0 < row["ms_step"] <= row["ms_step_p99"]
+        assert row["speed_up"] == pytest.approx(row["tok_s"] / one["tok_s"]) and row["efficiency"] == pytest.approx(row["speed_up"] / row["devices"])
+        # No faster than the sum of each, which began and ended within the whole.
+        assert 0 < row["tok_s"] <= sum(own["tok_s"] for own in row["by_device"]) * (1 + 1e-6)
+
+
+@needs_fake
+def test_engines_are_on_their_devices():
+    """Names are the devices' own. One, then both."""
+    env = {**os.environ, "LD_LIBRARY_PATH": str(FAKE), "FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_NUMBERED": "1"}
+    got = rows("bench", "-m", GQA, "-d", 2, "-n", 1, "--warmup", 0, "--batch", 2, "--device", "cuda:all", env=env)
+    names = ["fake 0", "fake 1"]
+    assert [[own["name"] for own in row["by_device"]] for row in got] == [names[:1], names]
+    assert placed(got[-1]) == [(f"cuda:{i}", 1, 1) for i in range(2)]
+
+
+@needs_pocl
+def test_table():
+    lines = butler("bench", *ARGS, "--batch", 2, "--device", "opencl:all", env=TWO).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["policy", "full", "full", "opencl:0", "opencl:1"]
+
+
+@needs_pocl
+def test_refused():
+    refuses(USAGE, "bench", *ARGS, "--device", "opencl:all", env=TWO, says=["--batch", "1 sessions", "2 devices"])
+    refuses(USAGE, "bench", *ARGS, "--device", "opencl:all", "--lossless", env=TWO, says=["--lossless measures one device"])
+    for device in ("opencl:0,opencl:7", "opencl:0,opencl:0", "opencl:0,", "cpu,opencl:0"):
+        refuses(FAILED, "bench", *ARGS, "--device", device, env=TWO, says=[f"--device {device}: there is no such device here, or it is named twice"])
+    refuses(USAGE, "run", "-m", GQA, "-p", "It", "--device", "opencl:0,opencl:1", env=TWO, says=["only serve and bench use several devices"])
