@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from cli import BUTLER, FAILED, GQA, USAGE, butler, refuses, rows
+from cli import BUTLER, FAILED, GQA, ROOT, USAGE, butler, refuses, rows
 from test_gpu_cuda import FAKE, needs_fake
 
 TWO = {**os.environ, "POCL_DEVICES": "pthread pthread"}
@@ -54,3 +54,55 @@ def test_refused():
     for device in ("opencl:0,opencl:7", "opencl:0,opencl:0", "opencl:0,", "cpu,opencl:0"):
         refuses(FAILED, "bench", *ARGS, "--device", device, env=TWO, says=[f"--device {device}: there is no such device here, or it is named twice"])
     refuses(USAGE, "run", "-m", GQA, "-p", "It", "--device", "opencl:0,opencl:1", env=TWO, says=["only serve and bench use several devices"])
+
+
+# ----------------------------------------------------------------------------------------------- bench/gpu.sh
+
+STAND_IN = """#!/bin/sh
+[ "$1" = info ] && echo 'device          cuda:0: a card, 80 GB' && exit
+while [ "$1" != --kv ]; do shift; done
+policy=$2 depth=$4 ms=$(eval "echo \\$${2%:*}")
+[ "$ms" ] && [ "${policy#full}" = "" -o "${policy#*:}" = budget=$((depth / 8)) ] || exit 1
+echo '{"tok_s": 1000, "ms_tok": '$ms', "depth": '$depth', "weight_bytes": 3000000, "kv_bytes": 900000, "metric_bytes": 100000}'
+"""
+SPEEDS = {"full": "2", "quest": "1", "tinyserve": "0.5", "fier": "1.9"}
+
+
+def gate(tmp_path, depths, expect, limit=None, **changed):
+    """The script's table where a stand-in for the command measures these milliseconds a token."""
+    stand_in = tmp_path / "butler"
+    stand_in.write_text(STAND_IN)
+    stand_in.chmod(0o755)
+    env = {**os.environ, "BUTLER": str(stand_in), **SPEEDS, **changed}
+    if limit:
+        env["BUTLER_GATE"] = str(limit)
+    result = subprocess.run([ROOT / "bench/gpu.sh", "m.gguf", "cuda:0", *map(str, depths)], env=env, capture_output=True, text=True)
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result.stdout.splitlines()
+
+
+def test_gate_passes_where_sparse_is_ahead(tmp_path):
+    lines = gate(tmp_path, [32768], 0)
+    assert lines[0].startswith("m.gguf, ") and lines[0].endswith(", a card, 80 GB:")
+    assert lines[4:] == ["| `full` | 32768 | 1000.0 | 2.000 | 1.00 | 4.0 | 2.0 |", "| `quest:budget=4096` | 32768 | 1000.0 | 1.000 | 2.00 | 4.0 | 4.0 |",
+                         "| `tinyserve:budget=4096` | 32768 | 1000.0 | 0.500 | 4.00 | 4.0 | 8.0 |", "| `fier:budget=4096` | 32768 | 1000.0 | 1.900 | 1.05 | 4.0 | 2.1 |"]
+
+
+@pytest.mark.parametrize("changed", [{"fier": "2"}, {"tinyserve": ""}])
+def test_gate_fails(changed, tmp_path):
+    """A sparse policy is not ahead, or a row is missing; with fewer tokens neither matters."""
+    lines = gate(tmp_path, [32767], 0, **changed)
+    assert sum("failed" in line for line in lines) == ("" in changed.values())
+    gate(tmp_path, [32768], 1, **changed)
+
+
+def test_length_of_the_gate(tmp_path):
+    gate(tmp_path, [64], 1, limit=64, quest="2.1")
+
+
+@needs_pocl
+def test_gpu_script():
+    """All rows are there: a gate that is never reached asks for no speed."""
+    lines = subprocess.run([ROOT / "bench/gpu.sh", GQA, "opencl:0", "64"], env=TWO, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split("`")[1].split(":")[0] for line in lines[4:]] == ["full", "quest", "tinyserve", "fier"]
+    assert all(float(cell) > 0 for line in lines[4:] for cell in line.split("|")[3:-1])
