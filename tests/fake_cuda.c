@@ -11,6 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define EXPORTED(type, name, parameters) EXPORT type cu##name parameters;
 CUDA_FUNCTIONS(EXPORTED)
+CUDA_GRAPH_FUNCTIONS(EXPORTED)
 
 extern EXPORT struct fake_cuda fake_cuda;
 struct fake_cuda fake_cuda = {.calls.fail_at = -1, .version = 12040, .n_devices = SIMT_CALLS, .capability = 90, .kernels_left = -1};
@@ -26,6 +27,7 @@ enum {
     LAUNCH_FAILED = 719,
     MOST_CONTEXTS = 8,
     MOST_DEVICES = 4,
+    MOST_NODES = 1024,
     MOST_PER_GRID = 65535 /* groups along y and z */
 };
 
@@ -61,12 +63,25 @@ static const struct {
 #define KERNEL_ROW(name, format) {#name, format},
     GPU_KERNELS(KERNEL_ROW)};
 
+/* A graph, or an executable one: nodes in the order in which they were added. */
+struct graph {
+    struct graph *next;
+    const struct graph *of; /* executable: what it was made of */
+    int n;
+    struct node {
+        struct graph *graph;
+        int index, after; /* the node that must have run before; -1: none */
+        struct work work;
+    } * nodes[MOST_NODES];
+};
+
 /* A device with its primary context, which exists while it is retained. Streams of a context are all this one: a backend's. */
 static struct device {
     int n_retained, n_streams;
     bool lost;
     struct buffer *buffers;
     struct module *modules;
+    struct graph *graphs;
     struct work *queue; /* [n_queued] */
     int n_queued, max_queued;
 } devices[MOST_DEVICES];
@@ -202,6 +217,14 @@ int cuDevicePrimaryCtxRetain(void **context, int device)
     return 0;
 }
 
+static void free_graph(struct graph *graph)
+{
+    for (int i = 0; i < graph->n; i++)
+        free(graph->nodes[i]);
+    free(graph);
+    fake_cuda.n_graphs--;
+}
+
 /* Frees what a context still has when it ends. */
 static void end_context(struct device *device)
 {
@@ -219,6 +242,11 @@ static void end_context(struct device *device)
         free(module);
         fake_cuda.n_left++;
         fake_cuda.n_modules--;
+    }
+    for (struct graph *graph = device->graphs, *next; graph; graph = next) {
+        next = graph->next;
+        free_graph(graph);
+        fake_cuda.n_left++;
     }
     free(device->queue);
     *device = (struct device){0};
@@ -511,7 +539,18 @@ static bool is_place(uint64_t address, uint64_t offset)
     return buffer ? offset <= buffer->n_bytes : address == 0 && offset == 0;
 }
 
-/* Arguments by the kernel's format. Addresses are those of buffers, or 0, and offsets are inside. */
+/* Addresses among the arguments are those of buffers, or 0, and offsets are inside. */
+static void check_places(const struct work *work)
+{
+    int at = 0;
+    for (const char *format = kernel_table[work->kernel].format; *format; format++) {
+        if (*format == 'b' && !is_place(work->ints[at], work->ints[at + 1]))
+            complain("a buffer is not allocated, or an offset is behind its end", kernel_table[work->kernel].name);
+        at += *format == 'b' ? 2 : *format != 'f';
+    }
+}
+
+/* Arguments by the kernel's format. */
 static void load_args(struct work *work, void **args)
 {
     int n_ints = 0, n_floats = 0;
@@ -529,29 +568,171 @@ static void load_args(struct work *work, void **args)
             n_ints += 2;
             memcpy(&both[0], *args++, sizeof(uint64_t));
             memcpy(&both[1], *args++, sizeof(uint64_t));
-            if (!is_place(both[0], both[1]))
-                complain("a buffer is not allocated, or an offset is behind its end", kernel_table[work->kernel].name);
         }
     }
+    check_places(work);
+}
+
+/* A launch, or a node of a graph. A code. */
+static int make_work(struct work *work, const struct butler_cuda_node_params *params)
+{
+    const struct module_function *function = params->function;
+    const unsigned *grid = params->grid, *block = params->block;
+    if (!function || !function->module || params->extra || params->kernel || params->context)
+        return INVALID_HANDLE;
+    if (grid[0] - 1 >= INT32_MAX || grid[1] - 1 >= MOST_PER_GRID || grid[2] - 1 >= MOST_PER_GRID)
+        return INVALID_VALUE;
+    /* As __launch_bounds__ and the static shared memory of the kernels have it: 128 threads, no more shared memory. */
+    if (block[0] != THREADS || block[1] != 1 || block[2] != 1 || params->shared_bytes != 0)
+        return INVALID_VALUE;
+    *work = (struct work){.what = KERNEL_OF, .kernel = function->kernel, .groups = {(int)grid[0], (int)grid[1], (int)grid[2]}};
+    load_args(work, params->args);
+    return 0;
 }
 
 int cuLaunchKernel(void *object, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared_bytes, void *stream, void **args, void **extra)
 {
-    const struct module_function *function = object;
-    struct work work = {.what = KERNEL_OF};
+    struct work work;
     BEGIN("LaunchKernel")
-    if (!function || !function->module || extra)
+    const int code = make_work(&work, &(struct butler_cuda_node_params){.function = object,
+                                                                        .grid = {grid_x, grid_y, grid_z},
+                                                                        .block = {block_x, block_y, block_z},
+                                                                        .shared_bytes = shared_bytes,
+                                                                        .args = args,
+                                                                        .extra = extra});
+    fake_cuda.n_launched += code == 0;
+    return code ? code : enqueue(&work, stream);
+}
+
+/* ------------------------------------------------------------------------------------------------------- graphs */
+
+/* Where a graph of the context is in its list; NULL: it is none, or executable or not as asked for. */
+static struct graph **find_graph(const void *object, bool executable)
+{
+    for (struct graph **at = &here()->graphs; *at; at = &(*at)->next)
+        if (*at == object && !(*at)->of == !executable)
+            return at;
+    return NULL;
+}
+
+static struct graph *add_graph(const struct graph *of)
+{
+    struct graph *graph = calloc(1, sizeof *graph);
+    if (!graph)
+        abort();
+    graph->of = of;
+    graph->next = here()->graphs;
+    here()->graphs = graph;
+    fake_cuda.n_graphs++;
+    return graph;
+}
+
+static int remove_graph(const void *object, bool executable)
+{
+    struct graph **at = find_graph(object, executable), *graph = at ? *at : NULL;
+    if (!graph)
         return INVALID_HANDLE;
-    if (grid_x - 1 >= INT32_MAX || grid_y - 1 >= MOST_PER_GRID || grid_z - 1 >= MOST_PER_GRID)
+    *at = graph->next;
+    free_graph(graph);
+    return 0;
+}
+
+static void add_node(struct graph *graph, int after, const struct work *work)
+{
+    struct node *node = malloc(sizeof *node);
+    if (!node || graph->n == MOST_NODES)
+        abort();
+    *node = (struct node){graph, graph->n, after, *work};
+    graph->nodes[graph->n++] = node;
+}
+
+int cuGraphCreate(void **object, unsigned flags)
+{
+    BEGIN("GraphCreate")
+    *object = flags == 0 ? add_graph(NULL) : NULL;
+    return *object ? 0 : INVALID_VALUE;
+}
+
+int cuGraphDestroy(void *object)
+{
+    BEGIN("GraphDestroy")
+    return remove_graph(object, false);
+}
+
+int cuGraphExecDestroy(void *object)
+{
+    BEGIN("GraphExecDestroy")
+    return remove_graph(object, true);
+}
+
+int cuGraphAddKernelNode_v2(void **object, void *to, void *const *before, size_t n_before,
+                            const struct butler_cuda_node_params *params)
+{
+    struct work work;
+    BEGIN("GraphAddKernelNode")
+    struct graph **at = find_graph(to, false);
+    const struct node *after = n_before == 1 ? *before : NULL;
+    if (!at || n_before > 1 || (after && after->graph != *at))
         return INVALID_VALUE;
-    /* As __launch_bounds__ and the static shared memory of the kernels have it: 128 threads, no more shared memory. */
-    if (block_x != THREADS || block_y != 1 || block_z != 1 || shared_bytes != 0)
+    const int code = make_work(&work, params);
+    if (code != 0)
+        return code;
+    add_node(*at, after ? after->index : -1, &work);
+    *object = (*at)->nodes[(*at)->n - 1];
+    return 0;
+}
+
+int cuGraphInstantiateWithFlags(void **object, void *of, unsigned long long flags)
+{
+    BEGIN("GraphInstantiate")
+    struct graph **at = find_graph(of, false);
+    if (!at || flags != 0)
         return INVALID_VALUE;
-    work.kernel = function->kernel;
-    memcpy(work.groups, (int[3]){(int)grid_x, (int)grid_y, (int)grid_z}, sizeof work.groups);
-    load_args(&work, args);
-    return enqueue(&work, stream);
+    const struct graph *from = *at;
+    struct graph *graph = add_graph(from);
+    for (int i = 0; i < from->n; i++)
+        add_node(graph, from->nodes[i]->after, &from->nodes[i]->work);
+    *object = graph;
+    return 0;
+}
+
+/* Kernels stay the same, and the graph that it was made of must still be there. */
+int cuGraphExecKernelNodeSetParams_v2(void *object, void *of, const struct butler_cuda_node_params *params)
+{
+    struct work work;
+    BEGIN("GraphExecKernelNodeSetParams")
+    struct graph **at = find_graph(object, true);
+    const struct node *node = of;
+    if (!at || !find_graph((*at)->of, false) || node->graph != (*at)->of)
+        return INVALID_VALUE;
+    const int code = make_work(&work, params);
+    if (code != 0 || work.kernel != node->work.kernel)
+        return code ? code : INVALID_VALUE;
+    (*at)->nodes[node->index]->work = work;
+    fake_cuda.n_patched++;
+    return 0;
+}
+
+/* Of nodes that may run next the latest does: where no order was asked for there is none. */
+int cuGraphLaunch(void *object, void *stream)
+{
+    bool done[MOST_NODES] = {false};
+    BEGIN("GraphLaunch")
+    struct graph **at = find_graph(object, true);
+    if (!at || !is_stream(stream))
+        return INVALID_HANDLE;
+    const struct graph *graph = *at;
+    for (int n = 0; n < graph->n; n++) {
+        int i = graph->n - 1;
+        while (done[i] || (graph->nodes[i]->after >= 0 && !done[graph->nodes[i]->after]))
+            i--;
+        check_places(&graph->nodes[i]->work);
+        enqueue(&graph->nodes[i]->work, stream);
+        done[i] = true;
+    }
+    fake_cuda.n_graphs_launched++;
+    return 0;
 }
 
 /* For tests of the command. */

@@ -16,13 +16,14 @@ struct fake_calls {
 
 struct fake_cuda {
     struct fake_calls calls;
-    int version, n_devices, capability;              /* 12040: CUDA 12.4; 90: 9.0 */
-    uint64_t memory;                                 /* bytes that all buffers may have; 0: any number */
-    int kernels_left;                                /* until one fails while it runs, and the context is lost; -1: none does */
-    int n_contexts, n_streams, n_modules, n_buffers; /* that are not released */
-    int n_current;                                   /* contexts that threads have pushed and not popped */
-    bool loads_ptx;                                  /* the latest module was PTX */
-    int n_left;                                      /* of the last three, when the context ended last */
+    int version, n_devices, capability; /* 12040: CUDA 12.4; 90: 9.0 */
+    uint64_t memory;                    /* bytes that all buffers may have; 0: any number */
+    int kernels_left;                   /* until one fails while it runs, and the context is lost; -1: none does */
+    int n_contexts, n_streams, n_modules, n_buffers, n_graphs; /* that are not released; executable graphs are graphs too */
+    int n_current;                                             /* contexts that threads have pushed and not popped */
+    bool loads_ptx;                                            /* the latest module was PTX */
+    int n_left;                                                /* of the last four, when the context ended last */
+    int n_launched, n_graphs_launched, n_patched;              /* kernels one by one; graphs; nodes */
 };
 
 struct fake_nvrtc {

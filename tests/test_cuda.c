@@ -22,7 +22,7 @@ static struct fake_nvrtc *nvrtc;
 /* The stand-ins as they are without faults; whatever ended before left nothing behind. */
 static void begin_faults(void)
 {
-    assert_int_equal(cuda->n_contexts + cuda->n_streams + cuda->n_modules + cuda->n_buffers, 0);
+    assert_int_equal(cuda->n_contexts + cuda->n_streams + cuda->n_modules + cuda->n_buffers + cuda->n_graphs, 0);
     assert_int_equal(nvrtc->n_programs, 0);
     assert_int_equal(cuda->n_left, 0);
     cuda->calls = nvrtc->calls = (struct fake_calls){.fail_at = -1};
@@ -459,6 +459,8 @@ static void test_lost(void **state)
     begin_faults();
 }
 
+#include "cuda_graph_tests.h"
+
 /* The variable of a stand-in. */
 static void *find_variable(const char *library, const char *name)
 {
@@ -473,10 +475,12 @@ static void *find_variable(const char *library, const char *name)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_driver),     cmocka_unit_test(test_compiler),        cmocka_unit_test(test_damaged_kernels),
-        cmocka_unit_test(test_kept_kernels),  cmocka_unit_test(test_second_start),    cmocka_unit_test(test_ptx),
-        cmocka_unit_test(test_auto),          cmocka_unit_test(test_auto_falls_back), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_each_call),       cmocka_unit_test(test_lost)};
+        cmocka_unit_test(test_no_driver),     cmocka_unit_test(test_compiler),         cmocka_unit_test(test_damaged_kernels),
+        cmocka_unit_test(test_kept_kernels),  cmocka_unit_test(test_second_start),     cmocka_unit_test(test_ptx),
+        cmocka_unit_test(test_auto),          cmocka_unit_test(test_auto_falls_back),  cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_each_call),        cmocka_unit_test(test_lost),
+        cmocka_unit_test(test_graphs),        cmocka_unit_test(test_graphs_of_pieces), cmocka_unit_test(test_graphs_fail),
+        cmocka_unit_test(test_graphs_lost)};
     cuda = find_variable("libcuda.so.1", "fake_cuda");
     nvrtc = find_variable("libnvrtc.so.12", "fake_nvrtc");
     butler_opencl_use(&(struct butler_opencl){0});

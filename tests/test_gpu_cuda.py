@@ -1,5 +1,6 @@
 """The kernels of src/gpu compile for NVIDIA's GPUs, by their compiler and without a GPU, and have the parameters that the host code
 gives them; skipped where there is no NVRTC. The command on the stand-ins for CUDA's libraries that test_cuda is built with."""
+import ctypes
 import importlib.util
 import os
 import re
@@ -86,6 +87,17 @@ def test_command():
     args = ["run", "-m", GQA, "-p", "It was", "-n", 2, "--temp", 0, "--kv", "tinyserve:budget=16"]
     assert on_fake(*args, "--device", "cuda:0").stdout == butler(*args).stdout
     assert re.search(r"^device +cuda:0: fake, ", on_fake("info", "-m", GQA, "--device", "auto").stdout, re.M)
+
+
+@needs_fake
+def test_driver_without_graphs(tmp_path):
+    """Launches go one by one where the driver lacks one of the functions for graphs."""
+    library = tmp_path / "libcuda.so.1"
+    library.write_bytes((FAKE / library.name).read_bytes().replace(b"cuGraphLaunch\0", b"cuGraphLaunc_\0"))
+    with pytest.raises(AttributeError):
+        ctypes.CDLL(str(library)).cuGraphLaunch
+    args = ["run", "-m", GQA, "-p", "It", "-n", 3, "--temp", 0]
+    assert on_fake(*args, "--device", "cuda:0", first=[tmp_path]).stdout == butler(*args).stdout
 
 
 @needs_fake

@@ -274,13 +274,28 @@ static void part_rotations(const struct butler_pass *pass, const struct butler_p
         rotations(pass->model->rope_freq_local, 1, half, session->n_past, part->n, cosines + local, sines + local);
 }
 
+/* Before the first operation of the pass, so that a device may be given all of them together. */
+static void upload_rotations(const struct butler_pass *pass)
+{
+    const struct butler_scratch *s = pass->s;
+    const size_t half = (size_t)pass->hp->n_rot / 2, bytes = (size_t)pass->n * half * sizeof(float);
+    if (pass->hp->rope == BUTLER_ROPE_NONE)
+        return;
+    const size_t local = pass->model->rope_freq_local ? (size_t)s->max_rows * half : 0;
+    const struct butler_upload tables[] = {{s->cos, s->host_cos, bytes},
+                                           {s->sin, s->host_sin, bytes},
+                                           {s->cos + local, s->host_cos + local, bytes},
+                                           {s->sin + local, s->host_sin + local, bytes}};
+    pass->backend->upload_many(pass->backend, tables, local > 0 ? 4 : 2);
+}
+
 /* Embeddings of the new tokens into the residual stream, and their rotation tables. */
 static void begin(const struct butler_pass *pass)
 {
     const struct butler_model *model = pass->model;
     struct butler_backend *backend = pass->backend;
     struct butler_scratch *s = pass->s;
-    const size_t n_embd = (size_t)pass->hp->n_embd, half = (size_t)pass->hp->n_rot / 2;
+    const size_t n_embd = (size_t)pass->hp->n_embd;
     for (int i = 0; i < pass->n_parts; i++)
         if (pass->parts[i].session->kv.rope_cos)
             place_rotations(pass, pass->parts[i].session, pass->parts[i].n);
@@ -292,24 +307,22 @@ static void begin(const struct butler_pass *pass)
         struct butler_session *session = part->session;
         if (session->steps && part->decode && !part->exact && butler_steps_before(session, part->err) < 0)
             butler_part_fail(part);
-        backend->embed(backend, s->x + (size_t)part->row * n_embd, &model->tok_embd, part->ids, part->n);
+        memcpy(s->rows + part->row, part->ids, (size_t)part->n * sizeof *s->rows);
         part->traffic->weight_bytes += (uint64_t)part->n * model->tok_embd.row_bytes;
-        for (int t = 0; t < part->n && model->pos_embd.data; t++) {
-            const int32_t position = session->n_past + t;
-            backend->embed(backend, s->h + (size_t)(part->row + t) * n_embd, &model->pos_embd, &position, 1);
-        }
         if (pass->hp->rope != BUTLER_ROPE_NONE)
             part_rotations(pass, part);
     }
-    for (int set = 0; pass->hp->rope != BUTLER_ROPE_NONE && set < 1 + (model->rope_freq_local != NULL); set++) {
-        const size_t at = (size_t)set * (size_t)s->max_rows * half, bytes = (size_t)pass->n * half * sizeof(float);
-        backend->upload(backend, s->cos + at, s->host_cos + at, bytes);
-        backend->upload(backend, s->sin + at, s->host_sin + at, bytes);
-    }
+    upload_rotations(pass);
+    backend->embed(backend, s->x, &model->tok_embd, s->rows, pass->n);
     if (pass->hp->embd_scale != 1)
         backend->scale(backend, s->x, pass->hp->embd_scale, (size_t)pass->n * n_embd);
-    if (model->pos_embd.data)
-        backend->add(backend, s->x, s->h, (size_t)pass->n * n_embd);
+    if (!model->pos_embd.data)
+        return;
+    for (int i = 0; i < pass->n_parts; i++)
+        for (int t = 0; t < pass->parts[i].n; t++)
+            s->rows[pass->parts[i].row + t] = pass->parts[i].session->n_past + t;
+    backend->embed(backend, s->h, &model->pos_embd, s->rows, pass->n);
+    backend->add(backend, s->x, s->h, (size_t)pass->n * n_embd);
 }
 
 void butler_forward(struct butler_engine *engine, int n_parts)

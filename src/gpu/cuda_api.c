@@ -30,6 +30,12 @@ static void open_once(void)
     }                                                                                                                              \
     memcpy(&cuda.name, &symbol, sizeof symbol);
     CUDA_FUNCTIONS(CUDA_LOAD)
+    cuda.has_graphs = true;
+#define CUDA_LOAD_GRAPHS(type, name, parameters)                                                                                   \
+    symbol = dlsym(library, "cu" #name);                                                                                           \
+    cuda.has_graphs = cuda.has_graphs && symbol;                                                                                   \
+    memcpy(&cuda.name, &symbol, sizeof symbol);
+    CUDA_GRAPH_FUNCTIONS(CUDA_LOAD_GRAPHS)
     opened = &cuda;
 }
 

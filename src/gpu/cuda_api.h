@@ -48,6 +48,24 @@ enum {
     each(int, LaunchKernel, (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **args, void **extra))
 /* clang-format on */
 
+/* Those for graphs, which a driver may lack. A node's parameters are CUDA_KERNEL_NODE_PARAMS of CUDA 12. */
+struct butler_cuda_node_params {
+    void *function;
+    unsigned grid[3], block[3], shared_bytes;
+    void **args, **extra;
+    void *kernel, *context; /* NULL: the function's, the current one */
+};
+/* clang-format off */
+#define CUDA_GRAPH_FUNCTIONS(each) \
+    each(int, GraphCreate, (void **graph, unsigned flags)) \
+    each(int, GraphDestroy, (void *graph)) \
+    each(int, GraphAddKernelNode_v2, (void **node, void *graph, void *const *before, size_t n_before, const struct butler_cuda_node_params *params)) \
+    each(int, GraphInstantiateWithFlags, (void **exec, void *graph, unsigned long long flags)) \
+    each(int, GraphExecDestroy, (void *exec)) \
+    each(int, GraphExecKernelNodeSetParams_v2, (void *exec, void *node, const struct butler_cuda_node_params *params)) \
+    each(int, GraphLaunch, (void *exec, void *stream))
+/* clang-format on */
+
 /* The same without "nvrtc". */
 /* clang-format off */
 #define NVRTC_FUNCTIONS(each) \
@@ -69,6 +87,8 @@ enum {
 #define CUDA_POINTER(type, name, parameters) type(*name) parameters;
 struct butler_cuda {
     CUDA_FUNCTIONS(CUDA_POINTER)
+    CUDA_GRAPH_FUNCTIONS(CUDA_POINTER)
+    bool has_graphs; /* all functions for them */
 };
 struct butler_nvrtc {
     NVRTC_FUNCTIONS(CUDA_POINTER)

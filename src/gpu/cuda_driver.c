@@ -6,6 +6,7 @@
 
 #include "gpu/cuda_api.h"
 #include "gpu/cuda_compile.h"
+#include "gpu/cuda_graph.h"
 #include "gpu/gpu.h"
 
 static const struct butler_cuda *cuda_of(const struct butler_gpu *gpu)
@@ -160,6 +161,7 @@ static void stop(struct butler_gpu *gpu)
     if (!gpu->context)
         return;
     if ((gpu->program || gpu->queue) && enter(gpu) == 0) {
+        butler_cuda_free_launches(gpu);
         if (gpu->program)
             cuda->ModuleUnload(gpu->program);
         if (gpu->queue)
@@ -185,20 +187,28 @@ static void free_buffer(struct butler_gpu *gpu, void *buffer)
 {
     if (enter(gpu) != 0)
         return;
+    butler_cuda_flush(gpu);
     cuda_of(gpu)->StreamSynchronize(gpu->queue);
     cuda_of(gpu)->MemFree_v2(address_of(buffer, 0));
     leave(gpu, 0);
 }
 
+/* enter, and what waits is given to the stream before anything else is. */
+static int enter_stream(struct butler_gpu *gpu)
+{
+    const int code = enter(gpu), flushed = code ? code : butler_cuda_flush(gpu);
+    return code || !flushed ? code : leave(gpu, flushed);
+}
+
 static int upload(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n)
 {
-    const int code = enter(gpu);
+    const int code = enter_stream(gpu);
     return code ? code : leave(gpu, cuda_of(gpu)->MemcpyHtoDAsync_v2(address_of(to, at), host, n, gpu->queue));
 }
 
 static int download(struct butler_gpu *gpu, void *host, void *from, size_t at, size_t n)
 {
-    int code = enter(gpu);
+    int code = enter_stream(gpu);
     if (code != 0)
         return code;
     code = cuda_of(gpu)->MemcpyDtoHAsync_v2(host, address_of(from, at), n, gpu->queue);
@@ -207,32 +217,25 @@ static int download(struct butler_gpu *gpu, void *host, void *from, size_t at, s
 
 static int copy(struct butler_gpu *gpu, void *to, size_t to_at, void *from, size_t from_at, size_t n)
 {
-    const int code = enter(gpu);
+    const int code = enter_stream(gpu);
     return code ? code
                 : leave(gpu, cuda_of(gpu)->MemcpyDtoDAsync_v2(address_of(to, to_at), address_of(from, from_at), n, gpu->queue));
 }
 
 static int zero(struct butler_gpu *gpu, void *buffer, size_t at, size_t n)
 {
-    const int code = enter(gpu);
+    const int code = enter_stream(gpu);
     return code ? code : leave(gpu, cuda_of(gpu)->MemsetD8Async(address_of(buffer, at), 0, n, gpu->queue));
-}
-
-static int launch(struct butler_gpu *gpu, int kernel, const int groups[3], const struct butler_gpu_arg *args, int n)
-{
-    void *values[GPU_MOST_ARGS]; /* which the driver copies during the call */
-    const int code = enter(gpu);
-    for (int i = 0; i < n; i++)
-        values[i] = (void *)(uintptr_t)&args[i].value;
-    return code ? code
-                : leave(gpu, cuda_of(gpu)->LaunchKernel(gpu->kernels[kernel], (unsigned)groups[0], (unsigned)groups[1],
-                                                        (unsigned)groups[2], GPU_THREADS, 1, 1, 0, gpu->queue, values, NULL));
 }
 
 static int finish(struct butler_gpu *gpu)
 {
-    const int code = enter(gpu);
-    return code ? code : leave(gpu, cuda_of(gpu)->StreamSynchronize(gpu->queue));
+    int code = enter(gpu);
+    if (code != 0)
+        return code;
+    code = butler_cuda_flush(gpu);
+    const int waited = cuda_of(gpu)->StreamSynchronize(gpu->queue); /* whatever came of that: host memory may be read until then */
+    return leave(gpu, code ? code : waited);
 }
 
 const struct butler_gpu_driver butler_gpu_cuda = {
@@ -246,7 +249,7 @@ const struct butler_gpu_driver butler_gpu_cuda = {
     .download = download,
     .copy = copy,
     .zero = zero,
-    .launch = launch,
+    .launch = butler_cuda_add_launch,
     .finish = finish,
     .is_memory = is_memory,
     .name_code = name_code,

@@ -64,6 +64,7 @@ struct butler_gpu {
     const struct butler_gpu_driver *driver;
     const void *api; /* the functions of the driver's library; this and the following are the driver's */
     void *device, *context, *queue, *program, *kernels[GPU_N_KERNELS];
+    struct butler_cuda_launches *waiting; /* launches that CUDA's driver was not given yet (cuda_graph.h); NULL: none so far */
     uint64_t launches[GPU_N_KERNELS];
     struct butler_gpu_region *regions; /* [n_regions], ascending */
     int n_regions, max_regions;
@@ -102,9 +103,10 @@ struct butler_gpu_driver {
     void (*free)(struct butler_gpu *gpu, void *buffer);                                     /* once what runs no longer needs it */
     int (*upload)(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n); /* a code; host is read until finish */
     int (*download)(struct butler_gpu *gpu, void *host, void *from, size_t at, size_t n);   /* a code; waits for the bytes */
-    int (*copy)(struct butler_gpu *gpu, void *to, size_t to_at, void *from, size_t from_at, size_t n);                /* a code */
-    int (*zero)(struct butler_gpu *gpu, void *buffer, size_t at, size_t n);                                           /* a code */
-    int (*launch)(struct butler_gpu *gpu, int kernel, const int groups[3], const struct butler_gpu_arg *args, int n); /* a code */
+    int (*copy)(struct butler_gpu *gpu, void *to, size_t to_at, void *from, size_t from_at, size_t n); /* a code */
+    int (*zero)(struct butler_gpu *gpu, void *buffer, size_t at, size_t n);                            /* a code */
+    /* A code. The launch may wait until another of these functions but alloc is called, and fail there. */
+    int (*launch)(struct butler_gpu *gpu, int kernel, const int groups[3], const struct butler_gpu_arg *args, int n);
     int (*finish)(struct butler_gpu *gpu);                             /* a code; waits for everything */
     bool (*is_memory)(int code);                                       /* says that there is not enough of it */
     void (*name_code)(const void *api, int code, char text[GPU_CODE]); /* "OpenCL error -36" */
