@@ -473,7 +473,8 @@ struct butler_session *butler_session_restore_fd(struct butler_engine *engine, i
  * has changed. Statistics stay each session's own. A copy of an empty session is an empty session. */
 int butler_session_copy(struct butler_session *to, struct butler_session *from, struct butler_error *err);
 
-/* What the session cost so far. Bytes: what kernels were asked to read in decode steps (rows that exact tokens share: once). */
+/* What the session cost so far. Bytes: what kernels were asked to read in decode steps: rows that exact tokens share
+ * once, a row that several lists of a KV head have (share=query, share=2, ...) once for each. */
 struct butler_stats {
     size_t struct_size;
     uint64_t n_prefill, n_decode;       /* tokens */

@@ -688,7 +688,7 @@ static void test_errors(void **state)
     begin(state);
     assert_null(engine_on("models/llama-gqa.gguf", GPU_DEVICE ":99", 0, &err));
     assert_non_null(strstr(err.message, GPU_DEVICE ":99"));
-    struct butler_engine *engine = engine_on("models/llama-gqa.gguf", GPU_DEVICE ":0", 0, &err);
+    struct butler_engine *engine = engine_on("models/qwen2.gguf", GPU_DEVICE ":0", 0, &err); /* three query heads on a KV head */
     static const struct {
         const char *policy;
         enum butler_kv_type type;
@@ -697,7 +697,8 @@ static void test_errors(void **state)
                  {"h2o+vatp", BUTLER_KV_F16, "attention"},
                  {"streaming:rope=cache", BUTLER_KV_F16, "recency"},
                  {"fier:scan=4", BUTLER_KV_F16, "one_bit"},
-                 {"quest:share=layer", BUTLER_KV_F16, "page_bounds"}};
+                 {"quest:share=layer", BUTLER_KV_F16, "page_bounds"},
+                 {"quest:share=2", BUTLER_KV_F16, "share=2"}};
     for (int i = 0; i < N(cases); i++) {
         const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .n_ctx = 64, .kv_type = cases[i].type,
                                                      .policy = cases[i].policy};

@@ -571,15 +571,17 @@ class Layer:
         ids = self.cached[0]
         units = self.units(ids)
         first, last = min(-(-sinks // self.page), len(units)), len(units) - max(n - recent, 0) // self.page
-        step = {"query": 1, "kv": self.group, "layer": self.n_heads}[share]
+        run = {"query": 1, "kv": self.group, "layer": self.group}.get(share) or int(share)  # query heads of a KV head with one list
+        runs = [list(range(head, min(head + run, end))) for end in range(self.group, self.n_heads + 1, self.group)
+                for head in range(end - self.group, end, run)]
         read = []
-        for head in range(0, self.n_heads, step):
-            heads, kept = list(range(head, head + step)), None
+        for heads in [sum(runs, [])] if share == "layer" else runs:
+            head, kept = heads[0], None
             among = self.scanned(heads, q, budget, sinks, recent, None if actual is None else actual[head])
             score = None if among is None else lambda kv_head: self.rows(kv_head, q, n - 1)[:, among]
             scores, largest = self.reduced(heads, q, n - 1, score)
             if actual is not None:
-                for other in range(head, head + step):
+                for other in heads:
                     if not same(actual[other], actual[head]):
                         self.errors.append(f"{self.p.text}: layer {self.layer}: heads {head} and {other} share and differ")
                 kept = np.unique(actual[head] // self.page) if self.page > 1 else actual[head]
@@ -592,7 +594,7 @@ class Layer:
                 keep = self.choose(scores, largest, pages, first, last, kept, f"head {head}")
             if among is None:
                 among = ids if self.page == 1 else None
-            read += [np.concatenate([units[u] for u in keep]) if among is None else among[keep]] * step
+            read += [np.concatenate([units[u] for u in keep]) if among is None else among[keep]] * len(heads)
         return read
 
     # -- a text

@@ -51,9 +51,9 @@ static void expect_head(const struct watch *watch, int layer, int head, double *
 static void test_equals_a_plain_computation(void **state)
 {
     static const char *const policies[] = {
-        "fier:budget=12,dense=0",        "quest:budget=0.5,dense=0",     "tinyserve:budget=48",    "fier:budget=9,dense=1",
-        "oracle:budget=7,share=query",   "random:budget=20,share=layer", "fier:budget=12,every=3", "oracle:mass=0.8",
-        "quest:budget=32,page=4,dense=0"};
+        "fier:budget=12,dense=0",         "quest:budget=0.5,dense=0",      "tinyserve:budget=48",    "fier:budget=9,dense=1",
+        "oracle:budget=7,share=query",    "random:budget=20,share=layer",  "fier:budget=12,every=3", "oracle:mass=0.8",
+        "quest:budget=32,page=4,dense=0", "fier:budget=12,dense=0,share=2"};
     struct watch *watch = calloc(1, sizeof *watch);
     (void)state;
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
@@ -182,6 +182,7 @@ static void test_attention_of_heads(void **state)
                                            "quest:budget=32,page=4,dense=0",
                                            "random:budget=20,share=layer",
                                            "oracle:budget=7,share=query",
+                                           "oracle:budget=7,share=2",
                                            "h2o:budget=24",
                                            "streaming:budget=16"};
     struct watch *watch = calloc(1, sizeof *watch);

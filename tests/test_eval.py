@@ -549,6 +549,13 @@ def test_unshared_selections_are_at_equal_bytes(recalled):
         assert row["value"] == pytest.approx(0.5, abs=0.03), "half of the largest, all of them right"
 
 
+def test_subgroups_are_at_equal_bytes():
+    """Three query heads on a KV head: subgroups of two and of one are two lists, each of half as many tokens."""
+    found = rows("eval", "recall", "-m", ROOT / "tests" / "data" / "models" / "qwen2.gguf", "--data", TEXT, "--length", 160, "--budget", "0.5", *kv("oracle", "oracle:share=2"))
+    shared, subgroups = (by(found, policy=f"oracle{share}budget=0.5", metric="recall") for share in (":", ":share=2,"))
+    assert 0.95 * shared["bytes"]["kv"] <= subgroups["bytes"]["kv"] <= shared["bytes"]["kv"]
+
+
 def test_the_charge_can_be_switched_off(recalled, uncharged):
     name = "fier:dense=0,budget=0.15"
     charged, free = (by(found, policy=name, metric="recall") for found in (recalled, uncharged))

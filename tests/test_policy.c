@@ -95,6 +95,7 @@ static void the_text_parses_to_itself(void **state)
         "softprune:ratio=0.3,min=10,share=layer",
         "quest:method=evict,page=8,bound=max",
         "quest:mass=0.95,share=query",
+        "fier:budget=64,share=3",
         "tinyserve:on_top=1,sinks=16,recent=64,fused=0",
         "fier:g=64,budget=0.11",
         "fier:scan=4,every=2",
@@ -202,7 +203,7 @@ static void refusals(void **state)
         {"quest:page=0", "page=0|1|1024"},
         {"quest:page=3.5", "page=3.5"},
         {"quest:bound=mean", "bound=mean: sum or max"},
-        {"quest:share=head", "share=head: query or kv or layer"},
+        {"quest:share=head", "share=head: layer or kv or query, or a number of query heads"},
         {"quest:method=dense", "method=dense: evict or retrieve"},
         {"quest:budget=64,sinks=65", "sinks=65 are more than budget=64"},
         {"quest:budget=64,sinks=60,recent=5", "budget=64 cannot hold sinks=60 and 5"},
@@ -251,6 +252,19 @@ static void refusals(void **state)
     refused(&bare, text, "longer than 512");
 }
 
+static void where_subgroups_have_no_meaning(void **state)
+{
+    (void)state;
+    refused(&bare, "quest:share=0", "share=0: must be from 1 to 65536");
+    refused(&bare, "quest:share=-1", "share=-1: must be from 1");
+    refused(&bare, "quest:share=1.5", "share=1.5|query heads is whole");
+    refused(&bare, "quest:share=", "share=: layer or kv or query");
+    refused(&bare, "quest:share=2heads", "share=2heads: not a number");
+    refused(&bare, "fier:scan=2,share=2", "scan=|share=kv");
+    refused(&bare, "tinyserve:fused=1,share=3", "fused=|share=kv");
+    refused(&bare, "quest:prompt=64,share=2", "prompt=|share=kv");
+}
+
 static void where_scan_has_no_meaning(void **state)
 {
     (void)state;
@@ -265,10 +279,42 @@ static void where_scan_has_no_meaning(void **state)
     assert_int_equal(parse("fier").scan, 0);
 }
 
+/* The same policy has one text: 1 query head, all of a KV head (4 here, 1 of mha), or scores that do not depend on the query. */
+static void subgroups_have_one_spelling(void **state)
+{
+    static const struct {
+        const struct butler_engine *engine;
+        const char *text, *same;
+    } cases[] = {
+        {&bare, "quest:share=1", "quest:share=query"},
+        {&gqa, "quest:share=1", "quest:share=query"},
+        {&gqa, "quest:share=4", "quest:share=kv"},
+        {&gqa, "fier:share=9,scan=2", "fier:scan=2"},
+        {&gqa, "tinyserve:share=4,fused=1", "tinyserve"},
+        {&gqa, "h2o:share=4", "h2o"},
+        {&mha, "fier:share=query", "fier"},
+        {&mha, "quest:share=2", "quest"},
+        {&gqa, "knorm:method=retrieve,share=2", "knorm:method=retrieve"},
+    };
+    (void)state;
+    for (int i = 0; i < BUTLER_COUNT(cases); i++) {
+        struct butler_policy a, b;
+        assert_int_equal(butler_policy_parse(cases[i].engine, cases[i].text, &a, NULL), 0);
+        assert_int_equal(butler_policy_parse(cases[i].engine, cases[i].same, &b, NULL), 0);
+        assert_string_equal(a.text, b.text);
+        assert_memory_equal(&a, &b, sizeof a);
+    }
+    struct butler_policy policy;
+    assert_int_equal(butler_policy_parse(&gqa, "quest:share=3", &policy, NULL), 0);
+    assert_non_null(strstr(policy.text, ",share=3,"));
+    assert_int_equal(policy.plan.share, 3);
+}
+
 static void what_the_model_refuses(void **state)
 {
     (void)state;
     refused(&gqa, "h2o:share=query", "share=query|4 query heads|share=kv");
+    refused(&gqa, "h2o:share=2", "share=2|4 query heads|share=kv");
     refused(&gqa, "quest:dense=7", "dense=7|6 layers");
     refused(&mha, "streaming:rope=cache", "rope=cache");
     refused(&mha, "streaming:preset=paper", "rope=cache");
@@ -551,7 +597,9 @@ int main(void)
         cmocka_unit_test(the_text_parses_to_itself),
         cmocka_unit_test(fields),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(where_subgroups_have_no_meaning),
         cmocka_unit_test(where_scan_has_no_meaning),
+        cmocka_unit_test(subgroups_have_one_spelling),
         cmocka_unit_test(what_the_model_refuses),
         cmocka_unit_test(limits_round_as_written),
         cmocka_unit_test(pyramid),

@@ -139,6 +139,7 @@ static void test_equals_a_plain_computation(void **state)
                                            "fier:budget=12,dense=0",
                                            "quest:budget=32,page=4,dense=1",
                                            "oracle:budget=7,share=query",
+                                           "oracle:budget=7,share=2",
                                            "random:budget=20,share=layer",
                                            "snapkv:budget=24,window=8,kernel=3,dense=0",
                                            "h2o:budget=24,dense=1",

@@ -203,6 +203,11 @@ static const char *const more_policies[] = {
     "quest:method=evict,dense=0,budget=48",
 };
 
+/* For a model with three query heads on a KV head: subgroups of two and one. */
+static const char *const of_subgroups[] = {"oracle:share=2,budget=20", "fier:share=2,dense=0,budget=16,every=2",
+                                           "tokenbutler2:share=2,on_top=0,sinks=4,recent=8,budget=24",
+                                           "h2o:method=retrieve,share=2,budget=40"};
+
 /* The policy i, with a small budget where it has one. */
 static bool policy_of(const struct butler_engine *engine, int i, char out[256])
 {
@@ -222,7 +227,7 @@ static bool policy_of(const struct butler_engine *engine, int i, char out[256])
     return true;
 }
 
-static void schedules_of(const char *model, int n_threads, int bits, int n)
+static void schedules_of(const char *model, bool subgroups, int n_threads, int bits, int n)
 {
     const struct butler_engine_params params = {
         .n_threads = n_threads, .n_block = 40, .kv_bytes = 1 << 26, .activation_bits = bits};
@@ -232,7 +237,9 @@ static void schedules_of(const char *model, int n_threads, int bits, int n)
     uint64_t random = 17 + (uint64_t)n_threads;
     int n_policies = 0;
     attach_both(engine, n_threads == 2);
-    while (policy_of(engine, n_policies, policies[n_policies]))
+    for (; subgroups && n_policies < BUTLER_COUNT(of_subgroups); n_policies++)
+        strcpy(policies[n_policies], of_subgroups[n_policies]);
+    while (!subgroups && policy_of(engine, n_policies, policies[n_policies]))
         n_policies++;
     /* p == n_policies: a different policy for each session */
     for (int p = 0; p <= n_policies; p++) {
@@ -253,10 +260,11 @@ static void schedules_of(const char *model, int n_threads, int bits, int n)
 static void test_schedules(void **state)
 {
     (void)state;
-    schedules_of("models/llama-gqa.gguf", 2, 16, share_of(2));
+    schedules_of("models/llama-gqa.gguf", false, 2, 16, share_of(2));
+    schedules_of("models/qwen2.gguf", true, 2, 16, 1);
 #if !defined(__SANITIZE_THREAD__) /* which one thread does not concern */
-    schedules_of("models/llama-q8_0.gguf", 1, 16, 1);
-    schedules_of("models/llama-q8_0.gguf", 1, 8, 1);
+    schedules_of("models/llama-q8_0.gguf", false, 1, 16, 1);
+    schedules_of("models/llama-q8_0.gguf", false, 1, 8, 1);
 #endif
 }
 

@@ -27,6 +27,7 @@ static const char *const unnamed[] = {"h2o+vatp",
                                       "knorm:prefill=evict",
                                       "quest:dense=0,every=3",
                                       "quest:dense=0,share=layer",
+                                      "quest:dense=0,share=2",
                                       "keydiff:method=retrieve,dense=0"};
 
 static const struct model_case {
@@ -69,6 +70,7 @@ static void open_model(struct context *c, const struct model_case *from, int n_l
     else {
         struct tiny deep = tiny_default;
         deep.n_layers = 6;
+        deep.n_heads = 6;
         deep.head_dim = 32;
         deep.n_ctx = N_CTX;
         tiny_write(tiny_path("deep"), &deep);

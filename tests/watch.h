@@ -7,7 +7,8 @@
 
 enum { N_PROMPT = 90, N_TEXT = 98, MAX_LAYERS = 4, MAX_ROW = 256, MAX_HEADS = 8 };
 
-static const char *const models[] = {"models/llama-gqa.gguf", "models/llama-mqa.gguf", "models/gpt-oss.gguf" /* sinks, windows */};
+static const char *const models[] = {"models/llama-gqa.gguf", "models/qwen2.gguf" /* three query heads on a KV head */,
+                                     "models/gpt-oss.gguf" /* sinks, windows */};
 
 /* What the layers of a session compare. */
 struct watch {

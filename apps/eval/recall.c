@@ -5,7 +5,7 @@
  *
  * Equal bytes. A budget of B tokens at length n pays for B keys and values of every KV head. The bytes that a policy's metric
  * reads for one step (score and observe; the predictor's own attention) are subtracted first; the rest is the number of tokens it
- * may read, divided by the query heads of a KV head where each selects for itself (share=query). The oracle's
+ * may read, divided by the lists of a KV head where it has several (share=query, share=2, ...). The oracle's
  * metric costs nothing: it is the upper bound. recall@k compares with the k = B largest weights of the query head, mass is the
  * attention on the tokens read, and on a learned sink (gpt-oss), which costs nothing to read. The newest token, which every step
  * reads, always counts as one of the k largest. Layers that are dense (--set dense=N, and those with a window) are in no mean and
@@ -109,6 +109,13 @@ static bool has_tokens(const struct eval_policy *policy)
     return eval_text_has(policy->runs, "budget");
 }
 
+/* Lists of a KV head: of all its query heads, of subgroups, or of one each. */
+static int lists_per_head(const struct eval_run *run, const struct eval_policy *policy)
+{
+    const int group = run->info->n_heads / run->info->n_kv_heads, share = (int)eval_text_number(policy->runs, "share");
+    return eval_text_is(policy->runs, "share", "query") ? group : share > 0 ? BUTLER_CEIL_DIV(group, share) : 1;
+}
+
 /* The tokens that remain of the budget after the bytes of the session's metric; charged false: all B. */
 static int charge(const struct eval_run *run, const struct butler_session *session, const struct eval_policy *policy, int n,
                   bool charged)
@@ -122,8 +129,8 @@ static int charge(const struct eval_run *run, const struct butler_session *sessi
         for (remaining = tokens;
              remaining > 1 && remaining * row + butler_session_metric_bytes(session, (int)remaining, n) > tokens * row;)
             remaining--;
-    if (policy->parts.retrieves && eval_text_is(policy->runs, "share", "query"))
-        remaining /= run->info->n_heads / run->info->n_kv_heads; /* every query head reads tokens of its own */
+    if (policy->parts.retrieves)
+        remaining /= lists_per_head(run, policy); /* each reads tokens of its own */
     if (!charged)
         remaining = tokens;
     if (tokens == n)

@@ -403,7 +403,7 @@ struct attend_job {
     const float *q, *k, *v; /* k, v: of the newest token, not yet in the cache, or NULL */
     const struct butler_lists *lists;
     float *out;
-    int n_slices, heads_per_list;
+    int n_slices;
     bool observe;
 };
 
@@ -413,11 +413,8 @@ static bool slice_of(const struct attend_job *job, int task, struct butler_slice
     const int list = task / job->n_slices;
     if (list >= job->lists->n_lists)
         return false;
-    *slice = (struct butler_slice){.head = list * job->heads_per_list,
-                                   .n_q = job->heads_per_list,
-                                   .slots = job->lists->slots[list],
-                                   .n = job->lists->n[list],
-                                   .index = task % job->n_slices};
+    *slice = (struct butler_slice){.slots = job->lists->slots[list], .n = job->lists->n[list], .index = task % job->n_slices};
+    slice->n_q = butler_lists_heads(job->lists, group_of(job->state), list, &slice->head);
     return slice->index * BUTLER_SLICE < slice->n;
 }
 
@@ -438,6 +435,12 @@ static void slice_task(void *context, int task, int thread)
     attend_slice(job, task, job->lists->n_lists * job->n_slices, thread);
 }
 
+/* The list of a query head. */
+static int list_of(const struct attend_job *job, int head)
+{
+    return butler_list_of(job->lists->heads, group_of(job->state), head);
+}
+
 /* The weights of a list as weights of all slots of the head: what was not read got none. */
 static const float *scatter_weights(const struct attend_job *job, int thread, int kv_head, size_t *stride)
 {
@@ -445,10 +448,10 @@ static const float *scatter_weights(const struct attend_job *job, int thread, in
     const int group = group_of(job->state), n_slots = butler_kv_at(job->state->kv, job->state->layer, kv_head)->n_slots;
     float *tile = work->tile + (size_t)thread * (size_t)work->tile_rows * work->score_stride;
     *stride = work->score_stride;
-    if (!job->lists->slots[kv_head * group / job->heads_per_list])
+    if (!job->lists->slots[list_of(job, kv_head * group)])
         return work->scores + (size_t)(kv_head * group) * work->score_stride;
     for (int i = 0; i < group; i++) {
-        const int head = kv_head * group + i, list = head / job->heads_per_list;
+        const int head = kv_head * group + i, list = list_of(job, head);
         const float *from = work->scores + (size_t)head * work->score_stride;
         float *to = tile + (size_t)i * work->score_stride;
         memset(to, 0, (size_t)n_slots * sizeof *to);
@@ -479,7 +482,7 @@ static void combine_task(void *context, int kv_head, int thread)
     const struct butler_layer_state *state = job->state;
     const int group = group_of(state);
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
-        butler_attend_combine(state, 0, head, job->lists->n[head / job->heads_per_list],
+        butler_attend_combine(state, 0, head, job->lists->n[list_of(job, head)],
                               job->out + (size_t)head * (size_t)state->kv->head_dim, job->observe);
     if (job->observe) {
         size_t stride;
@@ -506,7 +509,8 @@ static void head_task(void *context, int kv_head, int thread)
 /* Lists of the newest slots of all KV heads. */
 static struct butler_lists newest_lists(const struct butler_layer_state *state, int newest)
 {
-    struct butler_lists lists = {.n_lists = state->kv->n_kv_heads, .slots = state->work->list_slots, .n = state->work->list_n};
+    struct butler_lists lists = {
+        .n_lists = state->kv->n_kv_heads, .heads = group_of(state), .slots = state->work->list_slots, .n = state->work->list_n};
     for (int h = 0; h < lists.n_lists; h++) {
         lists.slots[h] = state->kv->rope_cos ? butler_kv_at(state->kv, state->layer, h)->order : NULL;
         lists.n[h] = newest;
@@ -523,7 +527,7 @@ void butler_attend_head(const struct butler_layer_state *state, int thread, int 
         lists = &all;
     }
     const int n_lists = lists->n_lists / state->kv->n_kv_heads;
-    struct attend_job job = {state, q, NULL, NULL, lists, out, 1, state->n_heads / lists->n_lists, observe};
+    struct attend_job job = {state, q, NULL, NULL, lists, out, 1, observe};
     for (int list = kv_head * n_lists; list < (kv_head + 1) * n_lists; list++)
         job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(lists->n[list], BUTLER_SLICE));
     for (int task = kv_head * n_lists * job.n_slices; task < (kv_head + 1) * n_lists * job.n_slices; task++)
@@ -534,8 +538,7 @@ void butler_attend_head(const struct butler_layer_state *state, int thread, int 
 void butler_attend(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_attend_token *token)
 {
     const struct butler_lists all = token->lists ? *token->lists : newest_lists(state, token->newest), *lists = &all;
-    struct attend_job job = {state,         token->q, token->k, token->v, lists, token->out, 1, state->n_heads / lists->n_lists,
-                             token->observe};
+    struct attend_job job = {state, token->q, token->k, token->v, lists, token->out, 1, token->observe};
     for (int i = 0; i < lists->n_lists; i++)
         job.n_slices = BUTLER_MAX(job.n_slices, BUTLER_CEIL_DIV(lists->n[i], BUTLER_SLICE));
     if (job.n_slices == 1 && butler_pool_size(backend->pool) <= state->kv->n_kv_heads) {

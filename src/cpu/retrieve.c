@@ -134,15 +134,16 @@ static struct select_job job_of(const struct butler_attend_span *span, const str
 static void make_list(const struct select_job *job, const struct butler_layer_state *state, const struct butler_lists *lists,
                       const struct butler_selecting *selecting, float *rows, int list, int thread)
 {
-    const int n_lists = lists->n_lists;
-    const int heads = state->plan->share == BUTLER_SHARE_LAYER ? state->n_heads : state->n_heads / n_lists;
+    int head, n_heads = butler_lists_heads(lists, state->n_heads / state->kv->n_kv_heads, list, &head);
+    if (state->plan->share == BUTLER_SHARE_LAYER)
+        n_heads = state->n_heads;
     uint32_t *slots = lists->memory + (size_t)list * lists->stride;
     if (!job->selects)
         lists->n[list] = repeat_list(state, thread, list, job->selected_at, selecting->n, slots);
     else if (selecting->pages.budget > 0)
         lists->n[list] = select_in_pages(state, job->q, rows, thread, list, selecting, slots);
     else
-        lists->n[list] = select_list(state, rows, thread, list, list * state->n_heads / n_lists, heads, selecting, slots);
+        lists->n[list] = select_list(state, rows, thread, list, head, n_heads, selecting, slots);
     lists->slots[list] = slots;
 }
 

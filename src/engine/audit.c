@@ -106,7 +106,7 @@ static void add_heads(const struct butler_session *session, int layer, const str
     const int group = session->shape.group;
     for (int h = 0, n_read = 0; h < session->shape.n_heads; h++) {
         const float *weights = exact->weights + (size_t)h * exact->stride;
-        if (h % group == 0 || session->policy.share == BUTLER_SHARE_QUERY)
+        if (h % group % butler_list_heads(session->policy.share, group) == 0)
             n_read = butler_last_selection(session, layer, h, ids, exact->n);
         double mass = (double)exact->sinks[h];
         for (int i = 0; i < n_read; i++)
@@ -122,7 +122,7 @@ static void report_heads(const struct butler_session *session, int layer, const 
 {
     const int group = session->shape.group;
     for (int h = 0, n_read = 0; h < session->shape.n_heads; h++) {
-        if (h % group == 0 || session->policy.share == BUTLER_SHARE_QUERY)
+        if (h % group % butler_list_heads(session->policy.share, group) == 0)
             n_read = butler_last_selection(session, layer, h, ids, session->n_ctx);
         const struct butler_head_attention attention = {.struct_size = sizeof attention,
                                                         .layer = layer,

@@ -21,15 +21,23 @@ struct butler_buffers {
     struct butler_backend *backend;
 };
 
-/* What one decode step reads in one layer: for every list, which slots. A list belongs to a KV head (its query heads
- * share it) or, with BUTLER_SHARE_QUERY, to one query head. */
+/* What one decode step reads in one layer: for every list, which slots. A list belongs to `heads` neighbours among the query heads
+ * of a KV head: to all of them, a subgroup or one. A KV head's last list may have fewer. */
 struct butler_lists {
-    int n_lists;
+    int n_lists, heads;
     uint32_t **slots; /* [n_lists]; NULL: the head's newest n (where a metric observes, all) */
     int *n;           /* [n_lists] slots in the list */
     uint32_t *memory; /* [n_lists][stride] where they are put */
     size_t stride;
 };
+
+/* The query heads of a list, of KV heads with `group` each: returns how many, and the first at *head. */
+static inline int butler_lists_heads(const struct butler_lists *lists, int group, int list, int *head)
+{
+    const int per_head = BUTLER_CEIL_DIV(group, lists->heads), at = list % per_head * lists->heads;
+    *head = list / per_head * group + at;
+    return BUTLER_MIN(lists->heads, group - at);
+}
 
 /* Scratch for scoring, selecting and attending: made for the longest text of an engine's sessions, used by one after the other. */
 struct butler_workspace {

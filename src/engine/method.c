@@ -8,12 +8,17 @@ struct butler_lists butler_lists_of(const struct butler_layer_state *state, int 
 {
     const struct butler_selection *selection = state->selection;
     const struct butler_workspace *work = state->work;
-    const int n_lists = state->plan->share == BUTLER_SHARE_QUERY ? state->n_heads : state->kv->n_kv_heads, at = ahead * n_lists;
-    const size_t max_slots = (size_t)state->kv->max_slots;
-    if (!selection->slots)
-        return (struct butler_lists){n_lists, work->list_slots, work->list_n, work->slots, (size_t)work->max_slots};
-    return (struct butler_lists){n_lists, selection->list_slots + at, selection->list_n + at,
-                                 selection->slots + (size_t)at * max_slots, max_slots};
+    const int share = state->plan->share, n_kv_heads = state->kv->n_kv_heads, group = state->n_heads / n_kv_heads;
+    const int n_lists = n_kv_heads * butler_lists_per_head(share, group), at = ahead * n_lists;
+    struct butler_lists lists = {n_lists,     butler_list_heads(share, group), work->list_slots, work->list_n,
+                                 work->slots, (size_t)work->max_slots};
+    if (selection->slots) {
+        lists.stride = (size_t)state->kv->max_slots;
+        lists.slots = selection->list_slots + at;
+        lists.n = selection->list_n + at;
+        lists.memory = selection->slots + (size_t)at * lists.stride;
+    }
+    return lists;
 }
 
 /* The lists of the span's layer, and those of the layers that select with it. */
@@ -98,7 +103,9 @@ static void evict(struct butler_backend *backend, const struct butler_attend_spa
 {
     const struct butler_layer_state *state = &span->state;
     const struct butler_workspace *work = state->work;
-    const struct butler_lists lists = {state->kv->n_kv_heads, work->list_slots, work->list_n, work->slots, (size_t)work->max_slots};
+    const int n_kv_heads = state->kv->n_kv_heads;
+    const struct butler_lists lists = {n_kv_heads,  state->n_heads / n_kv_heads, work->list_slots, work->list_n,
+                                       work->slots, (size_t)work->max_slots};
     double clock = butler_seconds();
     if (!cut->newest)
         backend->score(backend, state, span->q, false);

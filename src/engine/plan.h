@@ -7,7 +7,9 @@
 #include "engine/metric.h"
 
 enum butler_method { BUTLER_DENSE, BUTLER_EVICT, BUTLER_RETRIEVE };
-enum butler_share { BUTLER_SHARE_QUERY, BUTLER_SHARE_KV, BUTLER_SHARE_LAYER };
+/* Who shares a selection: all query heads of the layer, those of a KV head, or so many neighbours of these: a subgroup. The last
+ * subgroup of a KV head may have fewer. */
+enum { BUTLER_SHARE_LAYER = -1, BUTLER_SHARE_KV, BUTLER_SHARE_QUERY };
 enum butler_reduce { BUTLER_REDUCE_MAX, BUTLER_REDUCE_MEAN };
 /* How heads that share a selection are made comparable. */
 enum butler_normalise { BUTLER_NORMALISE_SOFTMAX, BUTLER_NORMALISE_ZSCORE };
@@ -42,7 +44,7 @@ struct butler_plan {
     /* ---- scores and lists ---- */
     int unit;        /* slots selected together */
     int score_slots; /* slots of a score */
-    enum butler_share share;
+    int share;       /* BUTLER_SHARE_*, or query heads of a subgroup: from 1 to fewer than a KV head has */
     struct butler_reduction reduction;
     bool newest; /* evicts by the tokens' places: nothing is scored, the newest fill the budget */
     int scan;    /* two stages: pages of scan × budget tokens are chosen by the bounds of metric->scan; 0: every token is scored */
@@ -65,6 +67,21 @@ struct butler_plan {
     bool prompt_records; /* they are of use only while a prompt is read */
     bool idle;           /* nothing is observed or summarised: the budget covers the session's whole context */
 };
+
+/* Of a KV head's `group` query heads how many go by one list; how many lists it has; and the list of query head `head`. Where a
+ * layer shares a selection, the lists of its KV heads are equal. */
+static inline int butler_list_heads(int share, int group)
+{
+    return share >= BUTLER_SHARE_QUERY ? BUTLER_MIN(share, group) : group;
+}
+static inline int butler_lists_per_head(int share, int group)
+{
+    return BUTLER_CEIL_DIV(group, butler_list_heads(share, group));
+}
+static inline int butler_list_of(int share, int group, int head)
+{
+    return head / group * butler_lists_per_head(share, group) + head % group / butler_list_heads(share, group);
+}
 
 /* From now on the session drafts: see guided. */
 void butler_plan_guide(struct butler_plan *plan);

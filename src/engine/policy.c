@@ -35,8 +35,9 @@ static int read_number(const struct butler_policy_draft *draft, const char *name
     return 0;
 }
 
+/* more: what else it may be, for the message. */
 static int read_word(const struct butler_policy_draft *draft, const char *name, const char *value, const char *const *words, int n,
-                     double *out)
+                     const char *more, double *out)
 {
     char allowed[80] = "";
     for (int i = 0; i < n && words[i]; i++) {
@@ -46,14 +47,16 @@ static int read_word(const struct butler_policy_draft *draft, const char *name, 
         }
         snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), "%s%s", i ? " or " : "", words[i]);
     }
-    return butler_policy_fail(draft, "%s=%.40s: %s", name, value, allowed);
+    return butler_policy_fail(draft, "%s=%.40s: %s%s", name, value, allowed, more);
 }
 
 static int read_key(const struct butler_policy_draft *draft, int k, const char *value, double *out)
 {
     const struct butler_key *key = &butler_keys[k];
-    if (key->type == KEY_WORD || key->type == KEY_SWITCH) {
-        int rc = read_word(draft, key->name, value, key->words, BUTLER_COUNT(key->words), out);
+    const bool heads = key->type == KEY_HEADS && *value && strchr("-0123456789", *value);
+    if (key->type == KEY_WORD || key->type == KEY_SWITCH || (key->type == KEY_HEADS && !heads)) {
+        int rc = read_word(draft, key->name, value, key->words, BUTLER_COUNT(key->words),
+                           key->type == KEY_HEADS ? ", or a number of query heads" : "", out);
         if (!rc)
             *out += key->base;
         return rc;
@@ -68,6 +71,8 @@ static int read_key(const struct butler_policy_draft *draft, int k, const char *
         return butler_policy_fail(draft, "mass=%.40s: must be above 0 and at most 1", value);
     if (*out < key->min || *out > key->max)
         return butler_policy_fail(draft, "%s=%.40s: must be from %.10g to %.10g", key->name, value, key->min, key->max);
+    if (heads && *out != floor(*out))
+        return butler_policy_fail(draft, "%s=%.40s: a number of query heads is whole", key->name, value);
     if ((key->type == KEY_COUNT || ((key->type == KEY_BUDGET || k == K_PROMPT) && *out > 1)) && *out != floor(*out))
         return butler_policy_fail(draft, "%s=%.40s: a number of tokens is whole", key->name, value);
     if (k == K_PYRAMID && *out > 0 && *out < 1)
@@ -80,7 +85,7 @@ static int read_param(const struct butler_policy_draft *draft, int i, const char
     const struct butler_param *param = &draft->policy.metric->params[i];
     const struct butler_param_form *form = butler_policy_form(draft->policy.metric, i);
     if (form->words[0])
-        return read_word(draft, param->name, value, form->words, BUTLER_COUNT(form->words), out);
+        return read_word(draft, param->name, value, form->words, BUTLER_COUNT(form->words), "", out);
     int rc = read_number(draft, param->name, value, out);
     if (rc)
         return rc;

@@ -18,7 +18,7 @@ struct butler_policy {
     double values[BUTLER_METRIC_MAX_PARAMS]; /* one per metric->params */
     enum butler_method method;
     int unit;                  /* slots per selection unit: 1, or the page size of a page metric */
-    enum butler_share share;   /* who shares a selection */
+    int share;                 /* who shares a selection: see butler_plan */
     enum butler_reduce reduce; /* over the heads that share */
     enum butler_budget budget_kind;
     double budget;                     /* tokens, share of the current length, or mass */

@@ -1,4 +1,5 @@
 /* What the keys of a policy say to one another, to its metric and to the model. */
+#include <limits.h>
 #include <math.h>
 
 #include "engine/policy_parts.h"
@@ -19,12 +20,24 @@ static int check_vatp(const struct butler_policy_draft *draft)
     return 0;
 }
 
+/* One spelling for what is the same: subgroups of all query heads of a KV head, or lists that do not depend on the query. */
+static void settle_share(struct butler_policy_draft *draft)
+{
+    struct butler_policy *policy = &draft->policy;
+    const struct butler_model *model = draft->model;
+    const int group = model && model->hp.n_kv_heads > 0 ? model->hp.n_heads / model->hp.n_kv_heads : INT_MAX;
+    if (policy->share >= group ||
+        (policy->share >= BUTLER_SHARE_QUERY && policy->method == BUTLER_RETRIEVE && policy->metric->query_free))
+        policy->share = BUTLER_SHARE_KV;
+}
+
 /* Settles what keys say to one another, refuses what has no meaning and drops defaults that have none. */
 static int settle_keys(struct butler_policy_draft *draft)
 {
     struct butler_policy *policy = &draft->policy;
     if (!policy->metric)
         policy->method = BUTLER_DENSE;
+    settle_share(draft);
     if (butler_policy_given(draft, K_BUDGET) && butler_policy_given(draft, K_MASS))
         return butler_policy_fail(draft, "budget= and mass= exclude one another");
     if (butler_policy_given(draft, K_RECENT) && butler_policy_given(draft, K_HEAVY))
@@ -119,12 +132,12 @@ static int check_model(struct butler_policy_draft *draft)
             if (draft->model->layers[l].rope != BUTLER_LAYER_ROTATES || draft->model->layers[l].window > 0)
                 return butler_policy_fail(draft, "rope=cache: layers of this model rotate their keys in different ways");
         policy->layers = hp->n_windowed > 0 ? draft->model->layers : NULL;
-        if (policy->metric && policy->method == BUTLER_EVICT && policy->share == BUTLER_SHARE_QUERY && shape.group > 1)
-            return butler_policy_fail(
-                draft,
-                "share=query cannot evict here: %d query heads of this model share each KV head, which forgets a token "
-                "for all of them (share=kv or share=layer)",
-                shape.group);
+        if (policy->metric && policy->method == BUTLER_EVICT && policy->share >= BUTLER_SHARE_QUERY)
+            return butler_policy_fail(draft,
+                                      "lists of single query heads or subgroups (share=query, share=2, ...) cannot evict here: %d "
+                                      "query heads of this model share each KV head, which forgets a token "
+                                      "for all of them (share=kv or share=layer)",
+                                      shape.group);
     }
     const int version = policy->metric ? policy->metric->predictor : 0;
     if (version > 0 && draft->engine->predictors[version - 1])

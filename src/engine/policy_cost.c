@@ -49,7 +49,7 @@ static void add_layer(struct butler_policy_cost *cost, const struct butler_model
     const int budget = limits.budget;
     const int held = applies && evicts ? BUTLER_MIN(budget, n) : dense;
     const int cut = applies && policy->prefill_evict ? BUTLER_MIN(budget + BUTLER_PREFILL_CUT, n) : n;
-    const uint64_t lists = heads * (policy->share == BUTLER_SHARE_QUERY ? (uint64_t)shape->group : 1);
+    const uint64_t lists = heads * (uint64_t)butler_lists_per_head(policy->share, shape->group);
     cost->full_kv_bytes += heads * (uint64_t)dense * pair;
     cost->kv_memory += heads * (uint64_t)held * pair;
     cost->prompt_memory += heads * ((uint64_t)BUTLER_MIN(cut, dense) * pair + records_of(records, cut) +

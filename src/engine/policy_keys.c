@@ -163,7 +163,8 @@ const struct butler_key butler_keys[N_KEYS] = {
     [K_SINKS] = {"sinks", KEY_COUNT, FIELD(sinks), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_dense},
     [K_RECENT] = {"recent", KEY_COUNT, FIELD(recent), 0, MAX_TOKENS, 0, {NULL}, 0, refuse_dense},
     [K_HEAVY] = {"heavy", KEY_NUMBER, FIELD(heavy), 0, 1, -1, {NULL}, 0, refuse_heavy},
-    [K_SHARE] = {"share", KEY_WORD, FIELD(share), 0, 0, BUTLER_SHARE_KV, {"query", "kv", "layer"}, 0, refuse_dense},
+    [K_SHARE] =
+        {"share", KEY_HEADS, FIELD(share), 1, 65536, BUTLER_SHARE_KV, {"layer", "kv", "query"}, BUTLER_SHARE_LAYER, refuse_dense},
     [K_GROUP] = {"group", KEY_WORD, FIELD(reduce), 0, 0, BUTLER_REDUCE_MAX, {"max", "mean"}, 0, refuse_dense},
     [K_DENSE] = {"dense", KEY_COUNT, FIELD(dense_layers), 0, 65536, 0, {NULL}, 0, refuse_dense},
     [K_PYRAMID] = {"pyramid", KEY_NUMBER, FIELD(pyramid), 0, 1000, 0, {NULL}, 0, refuse_with_mass},
@@ -233,10 +234,11 @@ void butler_key_set(struct butler_policy *policy, int k, double value)
 {
     switch (butler_keys[k].type) {
     case KEY_COUNT:
+    case KEY_HEADS:
         *(int *)field(policy, k) = (int)value;
         break;
     case KEY_WORD: {
-        _Static_assert(sizeof(enum butler_share) == sizeof(int) && sizeof(enum butler_method) == sizeof(int), "enums are ints");
+        _Static_assert(sizeof(enum butler_reduce) == sizeof(int) && sizeof(enum butler_method) == sizeof(int), "enums are ints");
         int word = (int)value;
         memcpy(field(policy, k), &word, sizeof word);
         break;
@@ -282,11 +284,12 @@ static void write_key(const struct butler_policy_draft *draft, int k, char *text
     if (butler_keys[k].refuse(draft) || (k == K_BUDGET && mass) || (k == K_MASS && !mass) ||
         (k == K_RECENT && policy->heavy >= 0) || (k == K_HEAVY && policy->heavy < 0) || (k == K_PROMPT && policy->prompt == 0))
         return;
-    if (butler_keys[k].type == KEY_COUNT)
+    const bool number = butler_keys[k].type == KEY_HEADS && *(const int *)at > BUTLER_SHARE_QUERY;
+    if (butler_keys[k].type == KEY_COUNT || number)
         snprintf(value, sizeof value, "%d", *(const int *)at);
     else if (butler_keys[k].type == KEY_SWITCH)
         snprintf(value, sizeof value, "%s", butler_keys[k].words[*(const bool *)at]);
-    else if (butler_keys[k].type == KEY_WORD) {
+    else if (butler_keys[k].type == KEY_WORD || butler_keys[k].type == KEY_HEADS) {
         int word;
         memcpy(&word, at, sizeof word);
         snprintf(value, sizeof value, "%s", butler_keys[k].words[word - butler_keys[k].base]);

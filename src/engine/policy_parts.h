@@ -30,6 +30,7 @@ enum butler_key_type {
     KEY_COUNT,  /* a whole number, an int */
     KEY_NUMBER, /* a double */
     KEY_WORD,   /* an enum: the place of the word plus base */
+    KEY_HEADS,  /* the same, or a number of query heads: an int */
     KEY_SWITCH, /* a bool: the place of the word */
     KEY_BUDGET, /* > 1 tokens, <= 1 a share */
     KEY_MASS,

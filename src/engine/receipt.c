@@ -85,7 +85,7 @@ void butler_receipt_layer(struct butler_session *session, int layer, const struc
         const int32_t *positions = exact->positions + (size_t)(h / shape->group) * exact->stride;
         const bool first = h % shape->group == 0, last = (h + 1) % shape->group == 0;
         double read = (double)exact->sinks[h];
-        if (!all && (first || session->policy.share == BUTLER_SHARE_QUERY))
+        if (!all && h % shape->group % butler_list_heads(session->policy.share, shape->group) == 0)
             n_read = butler_last_selection(session, layer, h, ids, session->n_ctx);
         for (int i = 0, at = 0; i < n_read && at < exact->n; i++) { /* both ascend */
             while (at < exact->n && positions[at] < ids[i])

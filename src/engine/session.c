@@ -389,7 +389,7 @@ int butler_last_selection(const struct butler_session *session, int layer, int h
         return 0;
     const struct butler_kv_head *cache = butler_kv_at(&session->kv, layer, head / group);
     const bool all = policy->method != BUTLER_RETRIEVE || selection->at[layer] == 0;
-    const int list = policy->share == BUTLER_SHARE_QUERY ? head : policy->share == BUTLER_SHARE_LAYER ? 0 : head / group;
+    const int list = policy->share == BUTLER_SHARE_LAYER ? 0 : butler_list_of(policy->share, group, head);
     const uint64_t *units =
         all ? NULL : selection->units + ((size_t)layer * (size_t)session->shape.n_heads + (size_t)list) * selection->words;
     enum { AT_ONCE = 64 };

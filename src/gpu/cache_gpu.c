@@ -385,6 +385,11 @@ static int gpu_check_plan(const struct butler_backend *backend, const struct but
                        plan->share != BUTLER_SHARE_LAYER && r->logits && !r->zscores && !r->probabilities &&
                        r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 && plan->value_norm == BUTLER_NORM_NONE;
     (void)type;
+    if (plan->share > BUTLER_SHARE_QUERY && plan->share < group)
+        return butler_fail(
+            err, BUTLER_ERROR_UNSUPPORTED,
+            "device %s:%d has no kernels for lists of subgroups (share=%d): use share=kv, share=query or --device cpu",
+            gpu->driver->name, gpu->index, plan->share);
     if (plan->metric && !evicts && (!known || (plan->share == BUTLER_SHARE_KV && group > GPU_MOST_HEADS)))
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve, pagestats, fier, "

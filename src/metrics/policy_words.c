@@ -49,7 +49,7 @@ const char *butler_policy_help(const struct butler_engine *engine, const char *m
         {"sinks", "first tokens, always kept"},
         {"recent", "latest tokens, always kept"},
         {"heavy", "share of the budget for the highest scores; the rest goes to the latest tokens"},
-        {"share", "who shares a selection: query head, kv head or layer"},
+        {"share", "who shares a selection: layer, kv head, N of its query heads, or each has its own (query)"},
         {"group", "how scores of the query heads that share are reduced: max or mean"},
         {"dense", "first layers, which read everything"},
         {"pyramid", "more budget in low layers; 0: every layer the same"},
