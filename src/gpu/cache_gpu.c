@@ -378,6 +378,7 @@ static int gpu_check_plan(const struct butler_backend *backend, const struct but
 {
     const struct butler_gpu *gpu = (const struct butler_gpu *)backend;
     const struct butler_reduction *r = &plan->reduction;
+    const int list_heads = butler_list_heads(plan->share, group);
     const bool keys = plan->metric && !strcmp(plan->metric->name, "exact");
     const bool sums = sums_attention(plan) && plan->share == BUTLER_SHARE_KV && r->weigh == BUTLER_WEIGH_NOT && !r->probabilities;
     const bool evicts = plan->method == BUTLER_EVICT && plan->unit == 1 && !plan->unrotated && (plan->newest || sums);
@@ -385,12 +386,12 @@ static int gpu_check_plan(const struct butler_backend *backend, const struct but
                        plan->share != BUTLER_SHARE_LAYER && r->logits && !r->zscores && !r->probabilities &&
                        r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 && plan->value_norm == BUTLER_NORM_NONE;
     (void)type;
-    if (plan->share > BUTLER_SHARE_QUERY && plan->share < group)
-        return butler_fail(
-            err, BUTLER_ERROR_UNSUPPORTED,
-            "device %s:%d has no kernels for lists of subgroups (share=%d): use share=kv, share=query or --device cpu",
-            gpu->driver->name, gpu->index, plan->share);
-    if (plan->metric && !evicts && (!known || (plan->share == BUTLER_SHARE_KV && group > GPU_MOST_HEADS)))
+    if (group % list_heads != 0)
+        return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
+                           "device %s:%d has no kernels for subgroups of different sizes: share=%d does not divide the %d query "
+                           "heads of a KV head; use share=kv, share=query or --device cpu",
+                           gpu->driver->name, gpu->index, list_heads, group);
+    if (plan->metric && !evicts && (!known || list_heads > GPU_MOST_HEADS))
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve, pagestats, fier, "
                            "oracle, streaming, h2o or --device cpu",
