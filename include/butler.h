@@ -136,7 +136,8 @@ struct butler_engine_params {
     int activation_bits;
     /* Most bytes of keys and values that are in memory at the same time, for all sessions of one KV type; the others lie in a file
      * without a name in kv_folder (NULL: /var/tmp), from which a step reads what it selects. A pass needs the text's keys and
-     * values of one layer together. What a session computes does not depend on it. 0: all are in memory. */
+     * values of one layer together. What a session computes does not depend on it. 0: all are in memory. On another device than the
+     * CPU: that are on the device; all are in host memory, and policies that evict, or score all keys, are refused. */
     uint64_t kv_ram;
     const char *kv_folder;
     /* "cpu" or NULL; "cuda:N" or "opencl:N", which butler_device_describe lists; "auto": the first GPU of CUDA that starts, else of
@@ -173,7 +174,7 @@ struct butler_engine_info {
     uint64_t prefix_memory;               /* bytes that the prefix cache holds: pages, counted also in kv_memory */
     uint64_t prefix_lookups, prefix_hits; /* prompts that were looked up; those that found a beginning */
     uint64_t prefix_tokens;               /* tokens that did not have to be read again */
-    uint64_t kv_resident, kv_on_disk;     /* under kv_ram: bytes of KV pages in memory; in the file */
+    uint64_t kv_resident, kv_on_disk;     /* under kv_ram: bytes of KV pages in memory; in the file, or a device's in host memory */
     const char *kv_disk;                  /* how that is read: "io_uring" or "preadv", with ", cached" without O_DIRECT; or NULL */
 };
 
@@ -498,8 +499,8 @@ struct butler_stats {
     /* Read to observe and to summarise in layers that read all, for the budget covers the text: what later steps go by. Like the
      * same work in a prompt it is no part of metric_bytes, so that kv_bytes + metric_bytes there are full_kv_bytes. */
     uint64_t upkeep_bytes;
-    /* Under kv_ram, of decode steps: pages that they wanted; of these, that came from the file; bytes read there; the wait for it,
-     * inside attend_s. */
+    /* Under kv_ram, of decode steps: pages that they wanted; of these, that came from the file, or to a device; bytes read there;
+     * the wait for it, inside attend_s. */
     uint64_t pages_wanted, pages_fetched, disk_bytes;
     double disk_s;
     uint64_t prompt_disk_bytes;               /* read by prompts, which pass over all that came before */

@@ -730,18 +730,20 @@ static inline void refused(enum butler_code code, const char *says, const char *
     free_engine(engine);
 }
 
+#include "gpu_host_tests.h"
 #include "gpu_policy_tests.h"
 
 static int run_gpu_tests(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products), cmocka_unit_test(test_rows),
-                                       cmocka_unit_test(test_top),      cmocka_unit_test(test_selection),
-                                       cmocka_unit_test(test_append),   cmocka_unit_test(test_logits),
-                                       cmocka_unit_test(test_fused),    cmocka_unit_test(test_passes_and_files),
-                                       cmocka_unit_test(test_one_bit),  cmocka_unit_test(test_fier),
-                                       cmocka_unit_test(test_evict),    cmocka_unit_test(test_streaming),
-                                       cmocka_unit_test(test_h2o),      cmocka_unit_test(test_deviation),
-                                       cmocka_unit_test(test_batch),    cmocka_unit_test(test_errors)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_products),      cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_top),           cmocka_unit_test(test_selection),
+                                       cmocka_unit_test(test_append),        cmocka_unit_test(test_logits),
+                                       cmocka_unit_test(test_fused),         cmocka_unit_test(test_passes_and_files),
+                                       cmocka_unit_test(test_one_bit),       cmocka_unit_test(test_fier),
+                                       cmocka_unit_test(test_evict),         cmocka_unit_test(test_streaming),
+                                       cmocka_unit_test(test_h2o),           cmocka_unit_test(test_deviation),
+                                       cmocka_unit_test(test_batch),         cmocka_unit_test(test_host),
+                                       cmocka_unit_test(test_host_sessions), cmocka_unit_test(test_errors)};
     const struct CMUnitTest few[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_append), cmocka_unit_test(test_errors)};
     return GPU_FEW > 1 ? cmocka_run_group_tests(few, setup, teardown) : cmocka_run_group_tests(tests, setup, teardown);
 }

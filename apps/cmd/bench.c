@@ -134,8 +134,9 @@ static void print_row(const struct bench *bench)
         cmd_printf("%-32s %8d %5d %10.2f %10.3f %8.1f %% %10.0f %10.0f %10.0f\n", bench->policy, bench->depth, options->batch,
                    1e3 / ms, ms, read, score, select, attend);
         if (options->kv_ram > 0)
-            cmd_printf("  pages of a token %.0f, from the disk %.1f %%, %.1f MB; it waited %.3f ms for these\n",
+            cmd_printf("  pages of a token %.0f, from %s %.1f %%, %.1f MB; it waited %.3f ms for these\n",
                        (double)sum.pages_wanted / (double)tokens,
+                       !options->device || !strcmp(options->device, "cpu") ? "the disk" : "host memory",
                        sum.pages_wanted ? 100 * (double)sum.pages_fetched / (double)sum.pages_wanted : 0.0,
                        1e-6 * (double)sum.disk_bytes / (double)tokens, 1e3 * sum.disk_s / (double)tokens);
         cmd_out_flush();

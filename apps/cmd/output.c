@@ -140,13 +140,15 @@ static void say_disk(const struct butler_engine *engine, const struct butler_sta
     butler_engine_get_info(engine, &info);
     if (!info.kv_disk)
         return;
-    fprintf(stderr, "  KV pages: %s in memory, %s on the disk (%s), of which the prompt read %s\n",
-            cmd_bytes(a, sizeof a, info.kv_resident), cmd_bytes(b, sizeof b, info.kv_on_disk), info.kv_disk,
+    const bool cpu = !strcmp(info.device, "cpu");
+    const char *where = cpu ? "on the disk" : "in host memory", *from = cpu ? "the disk" : "host memory";
+    fprintf(stderr, "  KV pages: %s %s, %s %s (%s), of which the prompt read %s\n", cmd_bytes(a, sizeof a, info.kv_resident),
+            cpu ? "in memory" : "on the device", cmd_bytes(b, sizeof b, info.kv_on_disk), where, info.kv_disk,
             cmd_bytes(c, sizeof c, s->prompt_disk_bytes));
     if (s->n_decode)
-        fprintf(stderr, "  a token wanted %.0f pages, %.1f %% of them from the disk (%s), and waited %.3f ms for these\n",
+        fprintf(stderr, "  a token wanted %.0f pages, %.1f %% of them from %s (%s), and waited %.3f ms for these\n",
                 (double)s->pages_wanted / (double)s->n_decode,
-                s->pages_wanted ? 100 * (double)s->pages_fetched / (double)s->pages_wanted : 0.0,
+                s->pages_wanted ? 100 * (double)s->pages_fetched / (double)s->pages_wanted : 0.0, from,
                 cmd_bytes(a, sizeof a, s->disk_bytes / s->n_decode), 1e3 * s->disk_s / (double)s->n_decode);
     const double of_disk = (double)(s->pages_guessed + s->pages_fetched);
     if (s->pages_prefetched)

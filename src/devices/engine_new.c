@@ -8,6 +8,7 @@
 #include "engine/abi.h"
 #include "engine/engine.h"
 #include "gpu/backend_gpu.h"
+#include "gpu/host_gpu.h"
 #include "metrics/registry.h"
 
 /* Drivers of devices, in the order in which --device auto asks them. */
@@ -76,16 +77,13 @@ static struct butler_backend *make_backend(const struct butler_model *model, con
 {
     const struct butler_spill_params spill = {.memory = params->kv_ram,
                                               .disk = {.folder = params->kv_folder ? params->kv_folder : "/var/tmp"}};
-    if (device.driver && params->kv_ram > 0) {
-        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "--kv-ram: pages of device %s do not go to a disk", params->device);
-        return NULL;
-    }
     struct butler_backend *cpu = butler_backend_cpu(pool, params->isa, err);
     if (!cpu || !device.driver)
         return cpu && params->kv_ram > 0 ? butler_spill_backend(cpu, &spill, err) : cpu;
     const struct butler_kernels *kernels = cpu->kernels;
     butler_backend_free(cpu);
-    return butler_backend_gpu(pool, kernels, device.driver, device.index, model->cache_folder, err);
+    struct butler_backend *gpu = butler_backend_gpu(pool, kernels, device.driver, device.index, model->cache_folder, err);
+    return gpu && params->kv_ram > 0 ? butler_gpu_use_host(gpu, params->kv_ram, err) : gpu;
 }
 
 static struct butler_engine *make_engine(struct butler_model *model, const struct butler_engine_params *params,

@@ -13,9 +13,10 @@
 struct rows {
     int type, bytes, dim, piece;
     float piece_scale;
+    const GLOBAL uint *places; /* of the pool's pages, where not all of them are here (row_at), or NULL */
 };
-#define ROWS int type, int row_bytes, int dim, int piece, float piece_scale
-#define ROWS_GIVEN {type, row_bytes, dim, piece, piece_scale}
+#define ROWS BUFFER(places), int type, int row_bytes, int dim, int piece, float piece_scale
+#define ROWS_GIVEN {type, row_bytes, dim, piece, piece_scale, GIVEN(places) ? AT(uint, places) : 0}
 
 static float load_row(struct rows r, const GLOBAL uchar *row, int d)
 {
@@ -30,6 +31,15 @@ static float load_row(struct rows r, const GLOBAL uchar *row, int d)
 static uint row_of(const GLOBAL uint *table, uint slot)
 {
     return table[slot / EXTENT_TOKENS] * EXTENT_TOKENS + slot % EXTENT_TOKENS;
+}
+
+/* The same; where some pages are in host memory, in the device's copies of the others: page i of the pool is copy places[i].
+ * PAGE_TOKENS: BUTLER_PAGE. */
+#define PAGE_TOKENS 16
+static uint row_at(struct rows r, const GLOBAL uint *table, uint slot)
+{
+    const uint row = row_of(table, slot);
+    return r.places ? r.places[row / PAGE_TOKENS] * PAGE_TOKENS + row % PAGE_TOKENS : row;
 }
 
 /* 32 numbers as a block of Q8_0, by the operations of butler_quantize_row. */
@@ -104,7 +114,7 @@ static void append_row(struct rows r, LOCAL float *x, GLOBAL uchar *row, const G
 static void load_key(struct rows r, LOCAL float *x, const GLOBAL uchar *pool, const GLOBAL uint *table, const GLOBAL float *shift,
                      int slot)
 {
-    const GLOBAL uchar *key = pool + (ulong)row_of(table, (uint)slot) * (ulong)(2 * r.bytes);
+    const GLOBAL uchar *key = pool + (ulong)row_at(r, table, (uint)slot) * (ulong)(2 * r.bytes);
     for (int d = THREAD; d < r.dim; d += THREADS)
         x[d] = load_row(r, key, d) + (shift ? shift[d] : 0.0f);
     hadamard(r, x, r.dim); /* its own inverse */
@@ -123,7 +133,7 @@ KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts),
     const struct rows r = ROWS_GIVEN;
     const int t = GROUP(0), head = GROUP(1);
     const ulong from = (ulong)(t * n_kv_heads + head) * (ulong)dim;
-    const uint to = row_of(AT(uint, table) + head * table_stride, (uint)(first + t));
+    const uint to = row_at(r, AT(uint, table) + head * table_stride, (uint)(first + t));
     append_row(r, x, AT(uchar, pool) + (ulong)to * (ulong)(2 * row_bytes), AT(float, k) + from, AT(float, v) + from,
                SHIFT_OF(head));
     if (THREAD == 0 && GIVEN(positions)) {
@@ -184,6 +194,23 @@ KERNEL bound_pages(BUFFER(records), BUFFER(pool), BUFFER(table), BUFFER(shifts),
                SHIFT_OF(head), page, first + GROUP(0), n, deviation);
 }
 
+/* Pages of the pool that come from host memory, or go there: `packed` has numbers (copy, page of the pool) of each, and from byte
+ * `at` on `words` numbers of 4 bytes each. to_host: copies are packed. Else packed ones become copies, but for those from n_filled
+ * on, which hold nothing yet, and places says so. Groups: pages. */
+KERNEL move_pages(BUFFER(copies), BUFFER(packed), BUFFER(places), ulong at, int words, int n_filled, int to_host)
+{
+    const int i = GROUP(0);
+    const GLOBAL uint *numbers = AT(uint, packed);
+    GLOBAL uint *copy = AT(uint, copies) + (ulong)numbers[2 * i] * (ulong)words;
+    GLOBAL uint *page = AT(uint, packed) + at / 4 + (ulong)i * (ulong)words;
+    for (int w = THREAD; w < words && to_host; w += THREADS)
+        page[w] = copy[w];
+    for (int w = THREAD; w < words && !to_host && i < n_filled; w += THREADS)
+        copy[w] = page[w];
+    if (THREAD == 0 && !to_host)
+        AT(uint, places)[numbers[2 * i + 1]] = numbers[2 * i];
+}
+
 /* ---------------------------------------------------------------------------------------------------- scores */
 
 /* The score of a page for q[dim]: the sum, or with by_max the highest, over d of max(q_d max_d, q_d min_d). */
@@ -223,7 +250,7 @@ KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER
         return;
     const GLOBAL uint *own = AT(uint, table) + head / group * table_stride;
     const uint slot = GIVEN(order) ? AT(uint, order)[head / group * table_stride + first + i] : (uint)(first + i);
-    const GLOBAL uchar *key = AT(uchar, pool) + (ulong)row_of(own, slot) * (ulong)(2 * row_bytes);
+    const GLOBAL uchar *key = AT(uchar, pool) + (ulong)row_at(r, own, slot) * (ulong)(2 * row_bytes);
     float score = 0;
     for (int d = 0; d < dim; d++)
         score = fma(x[d], load_row(r, key, d), score);
@@ -447,7 +474,7 @@ static void attend_slice(struct attending g, struct attention a, const GLOBAL uc
     const int lanes = THREADS / MOST_HEADS, head = THREAD / lanes, lane = THREAD % lanes, dim = a.rows.dim;
     float acc[MOST_HEADS], max = -INFINITY, sum = 0;
     for (int t = THREAD; t < m; t += THREADS) {
-        g.rows[t] = row_of(table, slots ? slots[t] : (uint)(first + t));
+        g.rows[t] = row_at(a.rows, table, slots ? slots[t] : (uint)(first + t));
         const GLOBAL uchar *key = pool + (ulong)g.rows[t] * (ulong)(2 * a.rows.bytes);
         for (int h = 0; h < MOST_HEADS; h++)
             acc[h] = 0;

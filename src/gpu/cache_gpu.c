@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "gpu/gpu.h"
+#include "gpu/host_pages.h"
 
 /* What kernels are given of a layer's heads: the first KV head's, and how far apart they are. */
 struct layer {
@@ -11,6 +12,7 @@ struct layer {
     const struct butler_layer_state *state;
     const struct butler_kv *kv;
     const struct butler_kv_head *head; /* the first */
+    const void *pool, *places;         /* kernels.cl's; places NULL: the pool is the cache's */
     const float *shifts;               /* of the layer's keys, or NULL */
     int table_stride, group, n;        /* n: slots, of every head */
     int piece;                         /* channels that the Hadamard transform of stored keys takes together; 1: there is none */
@@ -18,14 +20,18 @@ struct layer {
 };
 
 /* GPU_ROWS. */
-#define ROWS_OF(l) (int)(l)->kv->type, (int)(l)->kv->row_bytes, (l)->kv->head_dim, (l)->piece, (double)(l)->piece_scale
+#define ROWS_OF(l) (l)->places, (int)(l)->kv->type, (int)(l)->kv->row_bytes, (l)->kv->head_dim, (l)->piece, (double)(l)->piece_scale
 
 static struct layer layer_of(struct butler_backend *backend, const struct butler_layer_state *state)
 {
     const struct butler_kv *kv = state->kv;
     const struct butler_kv_head *head = butler_kv_at(kv, state->layer, 0);
     const int piece = kv->hadamard ? kv->head_dim & -kv->head_dim : 1;
-    return (struct layer){.gpu = (struct butler_gpu *)backend,
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    const struct butler_gpu_pages *pages = butler_gpu_pages_at(gpu, kv->pool);
+    return (struct layer){.gpu = gpu,
+                          .pool = pages ? pages->copies : kv->pool,
+                          .places = pages ? pages->places : NULL,
                           .state = state,
                           .kv = kv,
                           .head = head,
@@ -93,11 +99,11 @@ static void gpu_summarise(struct butler_backend *backend, const struct butler_la
         return;
     first /= slots;
     if (bits)
-        butler_gpu_launch(l.gpu, GPU_record_bits, BUTLER_CEIL_DIV(l.n, slots) - first, n_heads, 1, l.head->records, l.kv->pool,
+        butler_gpu_launch(l.gpu, GPU_record_bits, BUTLER_CEIL_DIV(l.n, slots) - first, n_heads, 1, l.head->records, l.pool,
                           l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride, ROWS_OF(&l), slots, first, l.n,
                           state->plan->values[2] != 0);
     else
-        butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, slots) - first, n_heads, 1, l.head->records, l.kv->pool,
+        butler_gpu_launch(l.gpu, GPU_bound_pages, BUTLER_CEIL_DIV(l.n, slots) - first, n_heads, 1, l.head->records, l.pool,
                           l.head->table, l.shifts, (uint64_t)l.kv->records_stride, l.table_stride, ROWS_OF(&l), slots, first, l.n,
                           deviation_of(state->plan));
     count_recorded(&l, first * slots);
@@ -107,7 +113,7 @@ static void gpu_append(struct butler_backend *backend, const struct butler_layer
                        int n)
 {
     const struct layer l = layer_of(backend, state);
-    butler_gpu_launch(l.gpu, GPU_append, n, l.kv->n_kv_heads, 1, l.kv->pool, l.head->table, k, v, l.shifts, l.head->positions,
+    butler_gpu_launch(l.gpu, GPU_append, n, l.kv->n_kv_heads, 1, l.pool, l.head->table, k, v, l.shifts, l.head->positions,
                       l.head->order, sums_attention(state->plan) ? l.head->records : NULL, sums_stride(&l), l.table_stride,
                       ROWS_OF(&l), l.kv->n_kv_heads, l.n - n, state->position, l.group);
     if (state->summarise_from < INT32_MAX)
@@ -133,7 +139,7 @@ static void gpu_score(struct butler_backend *backend, const struct butler_layer_
         butler_gpu_launch(l.gpu, GPU_score_bits, blocks, state->n_heads, 1, work->scores, q, l.head->records,
                           (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n);
     else
-        butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, work->scores, q, l.kv->pool, l.head->table, NULL,
+        butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, work->scores, q, l.pool, l.head->table, NULL,
                           (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group, 0, n);
     const uint64_t bytes = l.kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(l.n, l.kv->record_slots) * l.kv->record_bytes
                                                   : (uint64_t)n * l.kv->row_bytes;
@@ -199,7 +205,7 @@ static void gpu_select_leaving(struct butler_backend *backend, const struct butl
 static void gpu_compact(struct butler_backend *backend, const struct butler_layer_state *state, const struct butler_lists *lists)
 {
     const struct layer l = layer_of(backend, state);
-    butler_gpu_launch(l.gpu, GPU_compact, l.kv->n_kv_heads, 1, 1, l.kv->pool, l.head->table, l.head->positions, l.head->order,
+    butler_gpu_launch(l.gpu, GPU_compact, l.kv->n_kv_heads, 1, 1, l.pool, l.head->table, l.head->positions, l.head->order,
                       l.head->records, lists->memory, lists->n, state->work->scores, (uint64_t)l.kv->records_stride,
                       (uint64_t)lists->stride, (uint64_t)state->work->score_stride, l.table_stride,
                       (int)(2 * l.kv->row_bytes / sizeof(uint32_t)),
@@ -223,7 +229,7 @@ static void observe(const struct layer *l, const float *q, int own, int first, i
     const struct butler_layer_state *state = l->state;
     const double half_life = state->plan->values[1];
     butler_gpu_launch(l->gpu, GPU_observe, BUTLER_CEIL_DIV(own + n, GPU_THREADS), state->n_heads, 1, l->head->records, q,
-                      state->work->block, l->kv->pool, l->head->table, sums_stride(l), l->table_stride, state->n_heads, l->group,
+                      state->work->block, l->pool, l->head->table, sums_stride(l), l->table_stride, state->n_heads, l->group,
                       ROWS_OF(l), (double)state->softcap, half_life > 0 ? exp2(-1 / half_life) : 1.0, state->plan->values[0] == 2,
                       own, first, n, n_slices);
     state->traffic->metric_bytes += (uint64_t)(own + n) * l->kv->record_bytes * (uint64_t)l->kv->n_kv_heads;
@@ -243,7 +249,7 @@ static void attend_rows(const struct layer *l, const float *q, float *out, int n
     for (int first = 0, m; first < n; first += m) {
         const int own = l->n - n + first;
         m = BUTLER_MIN(n - first, at_once);
-        butler_gpu_launch(l->gpu, GPU_attend, n_heads / n_q, n_slices, m, work->block, q + (size_t)first * row, l->kv->pool,
+        butler_gpu_launch(l->gpu, GPU_attend, n_heads / n_q, n_slices, m, work->block, q + (size_t)first * row, l->pool,
                           l->head->table, lists ? lists->memory : NULL, lists ? lists->n : NULL,
                           (uint64_t)(lists ? lists->stride : 0), l->table_stride, n_heads, l->group, list_heads, n_q, ROWS_OF(l),
                           (double)state->softcap, own, window, n_slices);
@@ -293,7 +299,7 @@ static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butl
     const int n_kv_heads = l.kv->n_kv_heads, page = plan->unit, from = state->summarise_from;
     if (!plan->fused || !span->selects || !bounds_pages(plan) || lists.n_lists != n_kv_heads || l.group > GPU_MOST_HEADS)
         return false;
-    butler_gpu_launch(l.gpu, GPU_retrieve_pages, n_kv_heads, 1, 1, span->out, span->q, span->k, span->v, l.kv->pool, l.head->table,
+    butler_gpu_launch(l.gpu, GPU_retrieve_pages, n_kv_heads, 1, 1, span->out, span->q, span->k, span->v, l.pool, l.head->table,
                       l.head->records, work->scores, lists.memory, lists.n, noted_of(state), state->sinks, work->block, l.shifts,
                       (uint64_t)l.kv->records_stride, (uint64_t)work->score_stride, (uint64_t)lists.stride,
                       (uint64_t)(2 * state->selection->words), l.table_stride, ROWS_OF(&l), l.group, l.n,
@@ -357,7 +363,7 @@ static void gpu_exact_weights(struct butler_backend *backend, const struct butle
     float *rows = exact->scores ? exact->scores : exact->weights;
     butler_gpu_stage(l.gpu, q, 0, (size_t)(state->n_heads * dim) * sizeof *q);
     butler_gpu_launch(l.gpu, GPU_score_keys, BUTLER_CEIL_DIV(exact->n, GPU_THREADS), state->n_heads, 1, work->scores,
-                      GPU_STAGING(l.gpu), l.kv->pool, l.head->table, l.head->order, (uint64_t)work->score_stride, l.table_stride,
+                      GPU_STAGING(l.gpu), l.pool, l.head->table, l.head->order, (uint64_t)work->score_stride, l.table_stride,
                       ROWS_OF(&l), l.group, first, exact->n);
     for (int h = 0; h < state->n_heads; h++) {
         const size_t at = (size_t)h * exact->stride;

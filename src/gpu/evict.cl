@@ -121,7 +121,7 @@ KERNEL observe(BUFFER(sums), BUFFER(q), BUFFER(partial), BUFFER(pool), BUFFER(ta
     const struct attending g = {query, 0, 0, 0};
     const struct attention a = {ROWS_GIVEN, 1, 1 / sqrt((float)dim), softcap};
     const int slot = GROUP(0) * THREADS + THREAD, head = GROUP(1), held = slot < own + n_rows;
-    const uint row = held ? row_of(AT(uint, table) + head / group * table_stride, (uint)slot) : 0;
+    const uint row = held ? row_at(a.rows, AT(uint, table) + head / group * table_stride, (uint)slot) : 0;
     const GLOBAL uchar *key = AT(uchar, pool) + (ulong)row * (ulong)(2 * row_bytes);
     GLOBAL float *sum = AT(float, sums) + (ulong)(head / group) * sums_stride + (ulong)(held ? slot * group + head % group : 0);
     float all = held ? *sum : 0.0f;

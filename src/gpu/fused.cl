@@ -24,7 +24,7 @@ KERNEL retrieve_pages(BUFFER(out), BUFFER(q), BUFFER(k), BUFFER(v), BUFFER(pool)
     const GLOBAL float *own_q = AT(float, q) + head * group * dim;
     const GLOBAL float *shift = SHIFT_OF(head), *own_sinks = GIVEN(sinks) ? AT(float, sinks) + head * group : 0;
     GLOBAL uchar *record = AT(uchar, records) + (ulong)head * records_stride;
-    GLOBAL uchar *row = AT(uchar, pool) + (ulong)row_of(own, (uint)(n - 1)) * (ulong)(2 * row_bytes);
+    GLOBAL uchar *row = AT(uchar, pool) + (ulong)row_at(a.rows, own, (uint)(n - 1)) * (ulong)(2 * row_bytes);
     GLOBAL float *score = AT(float, scores) + (ulong)(head * group) * score_stride;
     GLOBAL uint *list = AT(uint, slots) + (ulong)head * list_stride;
     const ulong slice_floats = (ulong)(dim + 2), head_floats = slice_floats * (ulong)n_slices;

@@ -10,7 +10,7 @@
 
 /* Every kernel, and what it is given, a letter a parameter: b BUFFER of the dialect, i an int, l a ulong, f a float. */
 /* clang-format off */
-#define GPU_ROWS "iiiif" /* ROWS of cache.cl */
+#define GPU_ROWS "biiiif" /* ROWS of cache.cl */
 #define GPU_KERNELS(each) \
     each(embed, "bbbiii") \
     each(matmul_1, "bbbbiiiii") \
@@ -24,6 +24,7 @@
     each(finite_top_k, "bbii") \
     each(append, "bbbbbbbbli" GPU_ROWS "iiii") \
     each(bound_pages, "bbbbli" GPU_ROWS "iiif") \
+    each(move_pages, "bbbliii") \
     each(score_pages, "bbblliiii") \
     each(score_keys, "bbbbbli" GPU_ROWS "iii") \
     each(choose_units, "bbbbbllliiiiiiifii") \
@@ -70,8 +71,9 @@ struct butler_gpu {
     int n_regions, max_regions;
     void *staging; /* numbers that an operation is given in host memory, or gives there */
     size_t staging_bytes;
-    int index;          /* of opencl:N or cuda:N */
-    const char *folder; /* where compiled kernels may be kept between processes, the caller's; or NULL */
+    struct butler_gpu_host *host; /* pages of the cache that are in host memory (host_gpu.h); or NULL */
+    int index;                    /* of opencl:N or cuda:N */
+    const char *folder;           /* where compiled kernels may be kept between processes, the caller's; or NULL */
     struct butler_gpu_info info;
     char label[192]; /* "device cuda:0 (its name)", for errors */
     struct butler_error fault;
