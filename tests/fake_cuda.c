@@ -489,6 +489,26 @@ int cuMemFree_v2(uint64_t address)
     return INVALID_VALUE;
 }
 
+int cuMemHostAlloc(void **memory, size_t n_bytes, unsigned flags)
+{
+    BEGIN("MemHostAlloc")
+    if (n_bytes == 0 || flags != 0)
+        return INVALID_VALUE;
+    *memory = malloc(n_bytes);
+    fake_cuda.n_buffers += *memory != NULL;
+    return *memory ? 0 : CUDA_OUT_OF_MEMORY;
+}
+
+int cuMemFreeHost(void *memory)
+{
+    BEGIN("MemFreeHost")
+    if (here()->n_queued > 0)
+        complain("memory is freed that may be in use", "cuMemFreeHost");
+    free(memory);
+    fake_cuda.n_buffers--;
+    return 0;
+}
+
 /* Bytes [address, address + n_bytes) of a buffer; NULL: of none. */
 static void *bytes_at(uint64_t address, size_t n_bytes)
 {

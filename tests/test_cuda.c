@@ -381,6 +381,35 @@ static void call_fails(const char *model, const char *name, int code, int at, bo
         fail_msg("%s fails for the %d. time: %d objects are left", name, at + 1, cuda->n_left);
 }
 
+/* Pages in host memory: a pool that cannot be made is named, and can be made later; a copy that fails in a step is named. */
+static void test_host_fails(void **state)
+{
+    static const char *const names[] = {"MemAlloc", "MemHostAlloc", "MemcpyHtoD"};
+    struct butler_error err = {0};
+    const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .n_ctx = 128,
+                                                 .policy = "quest:budget=16,dense=0"};
+    (void)state;
+    begin_faults();
+    struct butler_engine *engine = host_engine(16 * HOST_PAGE, &err);
+    for (int i = 0; i < 2; i++)
+        for (int at = 0; at < (i == 0 ? 3 : 1); at++) { /* copies, places, what is packed */
+            cuda->calls = (struct fake_calls){.only = names[i], .fail_at = at, .fail_code = 2};
+            assert_null(butler_session_new(engine, &params, &err));
+            if (err.code != BUTLER_ERROR_MEMORY || !strstr(err.message, "device cuda:0"))
+                fail_msg("%s: %d %s", names[i], err.code, err.message);
+        }
+    cuda->calls = (struct fake_calls){.fail_at = -1};
+    struct butler_session *session = session_on(engine, params.policy, BUTLER_KV_F16);
+    read_long(session, HOST_LONG);
+    cuda->calls = (struct fake_calls){.only = names[2], .fail_at = 6, .fail_code = 999};
+    assert_int_equal(butler_step(session, 3, &err), BUTLER_ERROR_IO);
+    assert_non_null(strstr(err.message, "device cuda:0 (fake)"));
+    cuda->calls = (struct fake_calls){.fail_at = -1};
+    butler_session_free(session);
+    free_engine(engine);
+    begin_faults();
+}
+
 /* Each function of the driver fails: at its first call, and at some later ones. */
 static void test_each_call(void **state)
 {
@@ -480,7 +509,7 @@ int main(void)
         cmocka_unit_test(test_auto),          cmocka_unit_test(test_auto_falls_back),  cmocka_unit_test(test_threads),
         cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_each_call),        cmocka_unit_test(test_lost),
         cmocka_unit_test(test_graphs),        cmocka_unit_test(test_graphs_of_pieces), cmocka_unit_test(test_graphs_fail),
-        cmocka_unit_test(test_graphs_lost)};
+        cmocka_unit_test(test_graphs_lost),   cmocka_unit_test(test_host_fails)};
     cuda = find_variable("libcuda.so.1", "fake_cuda");
     nvrtc = find_variable("libnvrtc.so.12", "fake_nvrtc");
     butler_opencl_use(&(struct butler_opencl){0});

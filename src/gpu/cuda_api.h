@@ -41,6 +41,8 @@ enum {
     each(int, StreamSynchronize, (void *stream)) \
     each(int, MemAlloc_v2, (uint64_t *address, size_t n_bytes)) \
     each(int, MemFree_v2, (uint64_t address)) \
+    each(int, MemHostAlloc, (void **memory, size_t n_bytes, unsigned flags)) \
+    each(int, MemFreeHost, (void *memory)) \
     each(int, MemcpyHtoDAsync_v2, (uint64_t to, const void *from, size_t n_bytes, void *stream)) \
     each(int, MemcpyDtoHAsync_v2, (void *to, uint64_t from, size_t n_bytes, void *stream)) \
     each(int, MemcpyDtoDAsync_v2, (uint64_t to, uint64_t from, size_t n_bytes, void *stream)) \

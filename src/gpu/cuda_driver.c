@@ -200,6 +200,19 @@ static int enter_stream(struct butler_gpu *gpu)
     return code || !flushed ? code : leave(gpu, flushed);
 }
 
+/* Page-locked, so that the device reads it by itself. */
+static int alloc_host(struct butler_gpu *gpu, size_t n_bytes, void **memory)
+{
+    const int code = enter(gpu);
+    return code ? code : leave(gpu, cuda_of(gpu)->MemHostAlloc(memory, n_bytes, 0));
+}
+
+static void free_host(struct butler_gpu *gpu, void *memory)
+{
+    if (enter(gpu) == 0)
+        leave(gpu, cuda_of(gpu)->MemFreeHost(memory));
+}
+
 static int upload(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n)
 {
     const int code = enter_stream(gpu);
@@ -245,6 +258,8 @@ const struct butler_gpu_driver butler_gpu_cuda = {
     .stop = stop,
     .alloc = alloc_buffer,
     .free = free_buffer,
+    .alloc_host = alloc_host,
+    .free_host = free_host,
     .upload = upload,
     .download = download,
     .copy = copy,

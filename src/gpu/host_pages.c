@@ -27,7 +27,8 @@ void butler_gpu_pages_free(struct butler_gpu_pages *pages)
     butler_unreserve(pages->base, (size_t)pages->n_pages * pages->page_bytes);
     butler_unreserve(pages->copy_of, (size_t)pages->n_pages * sizeof *pages->copy_of);
     butler_unreserve(pages->held, pages->n_pages);
-    free(pages->pack);
+    if (pages->pack)
+        pages->gpu->driver->free_host(pages->gpu, pages->pack);
     free(pages->own);
     free(pages->missing);
     free(pages->leaving);
@@ -40,6 +41,20 @@ static size_t numbers_bytes(uint32_t m)
     return ((size_t)m * 2 * sizeof(uint32_t) + 15) / 16 * 16;
 }
 
+/* Host memory that bytes go to the device from, and come to. */
+static unsigned char *make_pack(struct butler_gpu *gpu, size_t n_bytes, struct butler_error *err)
+{
+    char text[GPU_CODE];
+    void *memory = NULL;
+    const int code = gpu->driver->alloc_host(gpu, n_bytes, &memory);
+    if (code == 0)
+        return memory;
+    gpu->driver->name_code(gpu->api, code, text);
+    butler_fail(err, gpu->driver->is_memory(code) ? BUTLER_ERROR_MEMORY : BUTLER_ERROR_IO,
+                "%s: no %zu bytes of host memory for copies (%s)", gpu->label, n_bytes, text);
+    return NULL;
+}
+
 static bool make_memory(struct butler_gpu_pages *pages, struct butler_error *err)
 {
     struct butler_backend *backend = &pages->gpu->backend;
@@ -47,7 +62,7 @@ static bool make_memory(struct butler_gpu_pages *pages, struct butler_error *err
     const size_t packed = numbers_bytes(pages->batch) + pages->batch * pages->page_bytes;
     return (pages->base = butler_reserve((size_t)pages->n_pages * pages->page_bytes, false, err)) &&
            (pages->copy_of = butler_reserve((size_t)pages->n_pages * sizeof *pages->copy_of, false, err)) &&
-           (pages->held = butler_reserve(pages->n_pages, false, err)) && (pages->pack = butler_alloc(packed, err)) &&
+           (pages->held = butler_reserve(pages->n_pages, false, err)) && (pages->pack = make_pack(pages->gpu, packed, err)) &&
            (pages->own = butler_alloc(pages->n_copies * sizeof *pages->own, err)) &&
            (pages->missing = butler_alloc(pages->n_copies * sizeof *pages->missing, err)) &&
            (pages->leaving = butler_alloc(pages->n_copies * sizeof *pages->leaving, err)) &&

@@ -1,5 +1,6 @@
 /* What gpu.h asks of a driver, by OpenCL. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "gpu/gpu.h"
@@ -132,6 +133,20 @@ static void free_buffer(struct butler_gpu *gpu, void *buffer)
     cl_of(gpu)->ReleaseMemObject(buffer); /* the driver keeps it for what runs */
 }
 
+/* OpenCL has no memory of the host's that is not a buffer's too. */
+static int alloc_host(struct butler_gpu *gpu, size_t n_bytes, void **memory)
+{
+    (void)gpu;
+    *memory = malloc(n_bytes);
+    return *memory ? 0 : -6; /* CL_OUT_OF_HOST_MEMORY */
+}
+
+static void free_host(struct butler_gpu *gpu, void *memory)
+{
+    (void)gpu;
+    free(memory);
+}
+
 static int upload(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n)
 {
     return cl_of(gpu)->EnqueueWriteBuffer(gpu->queue, to, 0, at, n, host, 0, NULL, NULL);
@@ -178,6 +193,8 @@ const struct butler_gpu_driver butler_gpu_opencl = {
     .stop = stop,
     .alloc = alloc_buffer,
     .free = free_buffer,
+    .alloc_host = alloc_host,
+    .free_host = free_host,
     .upload = upload,
     .download = download,
     .copy = copy,
