@@ -1,4 +1,5 @@
 /* The pool of threads: every task of a run is run once, whoever takes it, and shares begin where they are said to. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -90,12 +91,30 @@ static void sleepers_are_woken(void **state)
     butler_pool_free(pool);
 }
 
+/* What is bound to one processor, as in a container with a cpuset, starts no threads for the others. */
+static void processors_are_those_that_may_be_used(void **state)
+{
+    cpu_set_t all, one;
+    int first = 0;
+    (void)state;
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    assert_int_equal(butler_n_processors(), CPU_COUNT(&all));
+    while (!CPU_ISSET(first, &all))
+        first++;
+    CPU_ZERO(&one);
+    CPU_SET(first, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    assert_int_equal(butler_n_processors(), 1);
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_task_runs_once),
         cmocka_unit_test(shares_cover_all_tasks),
         cmocka_unit_test(sleepers_are_woken),
+        cmocka_unit_test(processors_are_those_that_may_be_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

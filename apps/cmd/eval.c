@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "eval/eval.h"
 #include "cmd.h"
@@ -107,7 +106,7 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         .settings = options->settings.values,
         .n_settings = options->settings.n,
         .kv_type = (enum butler_kv_type)options->kv_type,
-        .n_threads = options->n_threads ? options->n_threads : (int)sysconf(_SC_NPROCESSORS_ONLN),
+        .n_threads = options->n_threads ? options->n_threads : butler_n_processors(),
         .output = options->output,
         .processes = &processes,
         .library = options->cache,

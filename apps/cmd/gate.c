@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "eval/eval.h"
 #include "verdict.h"
@@ -275,8 +274,7 @@ static int judge(const struct gate *gate)
 
 static int run(struct cmd_options *options)
 {
-    struct gate gate = {.options = options,
-                        .n_threads = options->n_threads ? options->n_threads : (int)sysconf(_SC_NPROCESSORS_ONLN)};
+    struct gate gate = {.options = options, .n_threads = options->n_threads ? options->n_threads : butler_n_processors()};
     int status = choose_files(&gate);
     if (status != CMD_DONE)
         return status;

@@ -238,7 +238,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_ACCESS_LOG] = {0, "access-log", "FILE", KIND_STRING, AT(access_log), 0, 0, NULL,
                         "a line for every answer; - is standard error"},
     [CMD_THREADS] = {'t', "threads", "N", KIND_INT, AT(n_threads), 0, 1024, "a whole number from 0 to 1024",
-                     "threads; 0: one per core"},
+                     "threads; 0: one per core that it may run on"},
     [CMD_DEVICE] =
         {0, "device", "NAME", KIND_STRING, AT(device), 0, 0, NULL,
          "cpu, cuda:N, opencl:N (info --device auto lists them) or auto: the first GPU, else the CPU; serve, bench: cuda:all"},

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -176,6 +177,13 @@ bool butler_find_file(const char *name, const char *const *folders, int n, char 
             return true;
     }
     return false;
+}
+
+int butler_n_processors(void)
+{
+    cpu_set_t set;
+    const long n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (int)n : 1;
 }
 
 double butler_seconds(void)

@@ -128,8 +128,8 @@ struct butler_engine *butler_engine_new_on(struct butler_model *model, const str
 
 int butler_engine_threads(int n_threads)
 {
-    const long n = n_threads > 0 ? n_threads : sysconf(_SC_NPROCESSORS_ONLN);
-    return (int)BUTLER_MIN(BUTLER_MAX(n, 1), 256);
+    const int n = n_threads > 0 ? n_threads : butler_n_processors();
+    return BUTLER_MIN(BUTLER_MAX(n, 1), 256);
 }
 
 struct butler_engine *butler_engine_clone(const struct butler_engine *engine, int n_threads, uint64_t prefix_bytes,
