@@ -74,12 +74,14 @@ class Gguf:
         head = b"GGUF" + struct.pack("<IQQ", 3, len(self.tensors), len(self.values))
         for key, (kind, v) in self.values.items():
             head += text(key) + struct.pack("<I", kind) + value(kind, v)
-        body = b""
+        size = 0
         for name, (dims, kind, data) in self.tensors.items():
-            head += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, len(body))
-            body += data + bytes(-len(data) % ALIGNMENT)
+            head += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, size)
+            size += len(data) + -len(data) % ALIGNMENT
         with open(path, "wb") as file:
-            file.write(head + bytes(-len(head) % ALIGNMENT) + body)
+            file.write(head + bytes(-len(head) % ALIGNMENT))
+            for _, _, data in self.tensors.values():
+                file.write(data + bytes(-len(data) % ALIGNMENT))
 
     def put(self, key, kind, value):
         self.values[key] = (kind, value)

@@ -305,16 +305,16 @@ def test_a_text_beyond_the_context_says_what_the_choices_are(long_model, tmp_pat
 
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")
 def test_streaming_of_a_real_model_predicts_beyond_its_context(tmp_path):
-    """SmolLM2 as if it had been trained for 384 tokens, and a text of four times as many. With positions inside the cache the
-    perplexity stays that of a text (40.0 was measured); the memory does not depend on the length."""
+    """SmolLM2 as if it had been trained for 384 tokens, and a text of twice as many. With positions inside the cache the
+    perplexity stays that of a text (29.9 was measured); the memory does not depend on the length."""
     from gguf_file import U32, Gguf
     path = tmp_path / "m.gguf"
     model = Gguf(SMOLLM2)
     model.put("llama.context_length", U32, 384)
     model.write(path)
     text = ROOT / "models" / "long_text.txt"
-    out = rows("eval", "ppl", "-m", path, "--data", text, "--length", 1536, "--limit", 1, "--kv", "streaming:budget=96,rope=cache")
-    assert [35 < row["value"] < 45 for row in out if row["metric"] == "ppl"] == [True]
+    out = rows("eval", "ppl", "-m", path, "--data", text, "--length", 768, "--limit", 1, "--kv", "streaming:budget=96,rope=cache")
+    assert [25 < row["value"] < 35 for row in out if row["metric"] == "ppl"] == [True]
     memory = set()
     for n_bytes in (2500, 7500):
         (tmp_path / "a.txt").write_bytes(text.read_bytes()[:n_bytes])

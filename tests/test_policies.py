@@ -22,7 +22,7 @@ TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
 NEAR_TIES = 1e-3  # share of selections that may differ, and only where the scores are too close to call
 
 LONG = "200p,110d"
-SHORT = "90p,60d,40p,60d"
+SHORT = "90p,40d,40p,40d"
 CUTS = "300p,40d,200p,40d"  # prefill=evict: prompts that are cut at 256 and 512
 
 # (policy, schedule). Not here: fier with method=evict, whose groups of 32 follow the cache's slots, not the text.
@@ -301,9 +301,9 @@ def trained(tmp_path_factory):
 @pytest.mark.parametrize("policy", TRAINED)
 def test_on_trained_models(recorder, trained, tmp_path, policy):
     for model, ids in trained:
-        schedule = "200p,120d" if len(ids) >= 400 else f"100p,{len(ids) - 100}d"
+        schedule = "200p,80d" if len(ids) >= 400 else f"100p,{len(ids) - 100}d"
         if "butler-default" in str(model):
-            schedule = "100p,100d"  # many layers and heads; the small one goes the long way
+            schedule = "100p,60d"  # many layers and heads; the small one goes the long way
         check(record(recorder, tmp_path, model, policy, schedule, "f16", best_isa(), "2", 64, ids=ids), policy, schedule)
 
 

@@ -42,7 +42,7 @@ SLOW = {"clang", "test_ask", "test_cli", "test_documents", "test_invariants", "t
 COMMAND_TESTS = {"test_cli", "test_cli_sessions", "test_chat", "test_sampling", "test_serve_hostile"}
 
 # Of what the C tests draw at random or repeat, the part that is done where they run many times slower: tests/share.h.
-SLOWER, SLOWEST, EMULATED = ({"BUTLER_TEST_SHARE": share} for share in ("0.15", "0.1", "0.05"))
+SLOWER, SLOWEST, EMULATED = ({"BUTLER_TEST_SHARE": share} for share in ("0.1", "0.1", "0.03"))
 
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:detect_stack_use_after_return=1",
@@ -208,7 +208,7 @@ def asan(tree, names, files, args):
     if not make(tree, [f"{build}/butler", *[f"{build}/tests/{n}" for n in names]], "SANITIZE=address,undefined", "CFLAGS=-O1 -g1"):
         return None
     commands = [f for f in files if f.stem in COMMAND_TESTS]
-    return c_tests(tree, build, names, "asan", SLOWER) + python_tests(tree, commands, "asan", {"BUTLER": str(tree / build / "butler")})
+    return c_tests(tree, build, names, "asan", SLOWER) + python_tests(tree, commands, "asan", {**SLOWER, "BUTLER": str(tree / build / "butler")})
 
 
 def tsan(tree, names, files, args):
