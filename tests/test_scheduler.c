@@ -354,10 +354,8 @@ static void test_lossless(void **state)
     int n_tries = 0;
     (void)state;
     /* How much is drafted follows the clock: the first round is repeated until a draft was right. */
-    for (int round = 0; round<3; round += round> 0 || accepted > 0 || ++n_tries == 10) {
+    for (int round = 0; round < 3; n_tries++) {
         const int n = round == 0 ? 1 : test_share() < 1 ? 6 : N;
-        if (round == 1 && test_share() < 1)
-            continue;
         for (int i = 0; i < n; i++) {
             struct wish *wish = &wishes[i];
             *wish = (struct wish){.n_prompt = 40 + i,
@@ -391,6 +389,8 @@ static void test_lossless(void **state)
         free_jobs(n);
         serve_scheduler_free(scheduler);
         butler_engine_free(engine);
+        if (round > 0 || accepted > 0 || n_tries == 9)
+            round += round == 0 && test_share() < 1 ? 2 : 1;
     }
     print_message("%llu drafts, %llu of them right, %llu jobs were parked\n", (unsigned long long)drafted,
                   (unsigned long long)accepted, (unsigned long long)parked);
