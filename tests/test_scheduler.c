@@ -390,7 +390,7 @@ static void test_lossless(void **state)
         serve_scheduler_free(scheduler);
         butler_engine_free(engine);
         if (round > 0 || accepted > 0 || n_tries == 9)
-            round += round == 0 && test_share() < 1 ? 2 : 1;
+            round += round == 1 && test_share() < 1 ? 2 : 1;
     }
     print_message("%llu drafts, %llu of them right, %llu jobs were parked\n", (unsigned long long)drafted,
                   (unsigned long long)accepted, (unsigned long long)parked);
