@@ -163,9 +163,10 @@ $(BUILD)/tests/render_chat: $(BUILD)/tests/render_chat.o $(BUILD)/apps/serve/tem
 	$(Q)$(CC) $(SANFLAGS) -o $@ $^ $(LIB_LIBS) $(CMD_LIBS)
 
 # Stand-ins for CUDA's libraries, which that of CUDA opens instead of a machine's.
-FAKE_CUDA = $(BUILD)/tests/fake_cuda/libcuda.so.1 $(BUILD)/tests/fake_cuda/libnvrtc.so.12
+FAKE_CUDA = $(patsubst %,$(BUILD)/tests/fake_cuda/lib%,cuda.so.1 nvrtc.so.12 cublas.so.12)
 $(BUILD)/tests/fake_cuda/libcuda.so.1: $(BUILD)/tests/fake_cuda.o
 $(BUILD)/tests/fake_cuda/libnvrtc.so.12: $(BUILD)/tests/fake_nvrtc.o
+$(BUILD)/tests/fake_cuda/libcublas.so.12: $(BUILD)/tests/fake_cublas.o
 $(FAKE_CUDA):
 	@mkdir -p $(@D)
 	$(call say,LD,$@)
@@ -253,4 +254,4 @@ clean:
 # Objects that only a chain of pattern rules names are kept. Without names .SECONDARY would mean every file, and then one that
 # is absent is not made while what needs it is newer.
 .SECONDARY: $(TEST_SRC:%.c=$(BUILD)/%.o) $(FUZZ_SRC:%.c=$(BUILD)/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*.c))
--include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(BUILD)/tests/render_chat.d $(BUILD)/tests/accept_texts.d $(BUILD)/tests/fake_cuda.d $(BUILD)/tests/fake_nvrtc.d $(wildcard $(BUILD)/bench/*.d)
+-include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(BUILD)/tests/render_chat.d $(BUILD)/tests/accept_texts.d $(BUILD)/tests/fake_cuda.d $(BUILD)/tests/fake_nvrtc.d $(BUILD)/tests/fake_cublas.d $(wildcard $(BUILD)/bench/*.d)

@@ -32,7 +32,8 @@ static void graph_step(struct butler_session **sessions, int n, struct graph_run
 
 /* An engine whose sessions read prompts of about n_prompt tokens and step together; those of the second round are new. The call
  * fail_at of `fails` fails. */
-static void run_graphs(const char *policy, int n_sessions, int n_prompt, const char *fails, int fail_at, struct graph_run *run)
+static void run_graphs(const char *const *policies, int n_sessions, int n_prompt, const char *fails, int fail_at,
+                       struct graph_run *run)
 {
     struct butler_error err = {0};
     struct tiny tiny = tiny_default;
@@ -49,7 +50,7 @@ static void run_graphs(const char *policy, int n_sessions, int n_prompt, const c
     for (int round = 0; round < ROUNDS_OF(n_sessions); round++) {
         struct butler_session *sessions[GRAPH_SESSIONS];
         for (int i = 0; i < n_sessions; i++) {
-            sessions[i] = session_on(engine, policy, BUTLER_KV_F16);
+            sessions[i] = session_on(engine, policies[i], BUTLER_KV_F16);
             for (int done = 0, m; done < n_prompt + i + round; done += m)
                 read_prompt(sessions[i], m = BUTLER_MIN(n_prompt + i + round - done, N_PROMPT));
         }
@@ -71,31 +72,33 @@ static void test_graphs(void **state)
                                            "fier:budget=8,dense=0", "h2o:budget=8"};
     static struct graph_run graphs, plain;
     (void)state;
-    for (int p = 0; p < N(policies); p++)
-        for (int n = 1; n <= GRAPH_SESSIONS; n += 2) {
-            run_graphs(policies[p], n, 16, NULL, 0, &graphs);
-            run_graphs(policies[p], n, 16, "GraphCreate", 0, &plain);
-            assert_memory_equal(graphs.logits, plain.logits, sizeof plain.logits);
-            for (int round = 0; round < ROUNDS_OF(n); round++)
-                for (int step = 0; step < GRAPH_STEPS; step++) {
-                    const int n_kernels = plain.n_launched[round][step], known = round + step > 0;
-                    assert_true(n_kernels > 16);
-                    assert_int_equal(plain.n_graphs[round][step], 0);
-                    assert_int_equal(graphs.n_graphs[round][step], known);
-                    assert_int_equal(graphs.n_launched[round][step], known ? 0 : n_kernels);
-                    if (round + step > 1)
-                        assert_in_range(graphs.n_patched[round][step], 1, n_kernels - n_kernels / 3);
-                }
-        }
+    for (int p = 0; p < 7; p++) {
+        const int n = p < 5 ? 1 : GRAPH_SESSIONS; /* alone, and from the first or the third on together */
+        const char *const *own = p < 5 ? policies + p : policies + 2 * (p - 5);
+        run_graphs(own, n, 16, NULL, 0, &graphs);
+        run_graphs(own, n, 16, "GraphCreate", 0, &plain);
+        assert_memory_equal(graphs.logits, plain.logits, sizeof plain.logits);
+        for (int round = 0; round < ROUNDS_OF(n); round++)
+            for (int step = 0; step < GRAPH_STEPS; step++) {
+                const int n_kernels = plain.n_launched[round][step], known = round + step > 0;
+                assert_true(n_kernels > 16);
+                assert_int_equal(plain.n_graphs[round][step], 0);
+                assert_int_equal(graphs.n_graphs[round][step], known);
+                assert_int_equal(graphs.n_launched[round][step], known ? 0 : n_kernels);
+                if (round + step > 1)
+                    assert_in_range(graphs.n_patched[round][step], 1, n_kernels - n_kernels / 3);
+            }
+    }
 }
 
 /* A step in which caches get more memory is launched in pieces. */
 static void test_graphs_of_pieces(void **state)
 {
+    static const char *const full[] = {"full"};
     static struct graph_run graphs, plain;
     (void)state;
-    run_graphs("full", 1, 62, NULL, 0, &graphs); /* of 64 tokens an extent */
-    run_graphs("full", 1, 62, "GraphCreate", 0, &plain);
+    run_graphs(full, 1, 62, NULL, 0, &graphs); /* of 64 tokens an extent */
+    run_graphs(full, 1, 62, "GraphCreate", 0, &plain);
     assert_memory_equal(graphs.logits, plain.logits, sizeof plain.logits);
 }
 
@@ -105,19 +108,13 @@ static void test_graphs_fail(void **state)
     static const struct {
         const char *name;
         int at;
-    } calls[] = {{"GraphCreate", 0},
-                 {"GraphAddKernelNode", 0},
-                 {"GraphAddKernelNode", 9},
-                 {"GraphInstantiate", 0},
-                 {"GraphExecKernelNodeSetParams", 1},
-                 {"GraphLaunch", 0},
-                 {"GraphLaunch", 2},
-                 {"GraphExecDestroy", 0},
-                 {"GraphDestroy", 0}};
+    } calls[] = {{"GraphCreate", 0}, {"GraphAddKernelNode", 9}, {"GraphInstantiate", 0}, {"GraphExecKernelNodeSetParams", 1},
+                 {"GraphLaunch", 2}, {"GraphExecDestroy", 0},   {"GraphDestroy", 0}};
+    static const char *const tinyserve[] = {"tinyserve:budget=8,page=4"};
     static struct graph_run plain, run;
     (void)state;
     for (int c = 0; c < N(calls); c++) {
-        run_graphs("tinyserve:budget=8,page=4", 1, 16, calls[c].name, calls[c].at, &run);
+        run_graphs(tinyserve, 1, 16, calls[c].name, calls[c].at, &run);
         if (c == 0)
             plain = run;
         assert_memory_equal(run.logits, plain.logits, sizeof plain.logits);

@@ -39,13 +39,15 @@ struct buffer {
 
 /* Something that a stream was given to do. */
 struct work {
-    enum { UPLOAD, DOWNLOAD, COPY, FILL, KERNEL_OF } what;
+    enum { UPLOAD, DOWNLOAD, COPY, FILL, KERNEL_OF, CALL } what;
     void *to;
     const void *from;
     size_t n_bytes;
     int byte, kernel, groups[3];
     uint64_t ints[SIMT_INTS];
     float floats[SIMT_FLOATS];
+    void (*call)(const void *data);
+    unsigned char data[FAKE_DATA];
 };
 
 struct module {
@@ -380,6 +382,8 @@ static int run_queue(struct device *device)
         const struct work *work = &device->queue[i];
         if (work->what == FILL)
             memset(work->to, work->byte, work->n_bytes);
+        else if (work->what == CALL)
+            work->call(work->data);
         else if (work->what != KERNEL_OF)
             memmove(work->to, work->from, work->n_bytes);
         else if (fake_cuda.kernels_left == 0)
@@ -546,6 +550,23 @@ int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t n_bytes, void *strea
     BEGIN("MemsetD8")
     const struct work work = {.what = FILL, .to = bytes_at(to, n_bytes), .byte = byte, .n_bytes = n_bytes};
     return work.to ? enqueue(&work, stream) : INVALID_VALUE;
+}
+
+EXPORT fake_cuda_enqueue_fn fake_cuda_enqueue;
+EXPORT fake_cuda_bytes_fn fake_cuda_bytes;
+
+int fake_cuda_enqueue(void *stream, void (*call)(const void *data), const void *data, uint64_t n_bytes)
+{
+    struct work work = {.what = CALL, .call = call};
+    BEGIN("Enqueue")
+    memcpy(work.data, data, n_bytes);
+    return enqueue(&work, stream);
+}
+
+void *fake_cuda_bytes(uint64_t address, uint64_t n_bytes)
+{
+    pthread_mutex_t *taken __attribute__((cleanup(drop_lock))) = take_lock();
+    return here() ? bytes_at(address, n_bytes) : NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------------- kernels */

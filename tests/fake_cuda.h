@@ -26,6 +26,17 @@ struct fake_cuda {
     int n_launched, n_graphs_launched, n_patched;              /* kernels one by one; graphs; nodes */
 };
 
+/* What fake_cublas.c asks of fake_cuda.c: a function for the stream, which is called with a copy of data[n_bytes] when its turn
+ * comes (a code); the n_bytes at an address of device memory, or NULL. */
+enum { FAKE_DATA = 128 };
+typedef int fake_cuda_enqueue_fn(void *stream, void (*call)(const void *data), const void *data, uint64_t n_bytes);
+typedef void *fake_cuda_bytes_fn(uint64_t address, uint64_t n_bytes);
+
+struct fake_cublas {
+    struct fake_calls calls;
+    int n_handles, n_products; /* not destroyed; since the beginning */
+};
+
 struct fake_nvrtc {
     struct fake_calls calls;
     bool does_not_compile;

@@ -1,5 +1,5 @@
-/* The CUDA host code, and the kernels of src/gpu as plain C, against the CPU, also for sanitizers: on stand-ins for libcuda.so.1
- * and libnvrtc.so.12 (fake_cuda.c, fake_nvrtc.c), which are opened as a machine's would be. And what comes of calls that fail. */
+/* The CUDA host code, and the kernels of src/gpu as plain C, against the CPU, also for sanitizers: on stand-ins for libcuda.so.1,
+ * libnvrtc.so.12 and libcublas.so.12 (fake_*.c), which are opened as a machine's would be. And what comes of calls that fail. */
 #define GPU_DRIVER butler_gpu_cuda
 #define GPU_DEVICE "cuda"
 #define GPU_FEW 1
@@ -18,6 +18,7 @@
 
 static struct fake_cuda *cuda;
 static struct fake_nvrtc *nvrtc;
+static struct fake_cublas *cublas;
 
 /* The stand-ins as they are without faults; whatever ended before left nothing behind. */
 static void begin_faults(void)
@@ -35,6 +36,9 @@ static void begin_faults(void)
     nvrtc->minor = 4;
     nvrtc->newest = 90;
     butler_cuda_hide(false, false);
+    assert_int_equal(cublas->n_handles, 0);
+    cublas->calls = (struct fake_calls){.fail_at = -1};
+    butler_cublas_hide(true); /* but where it is tested */
 }
 
 static void test_no_driver(void **state)
@@ -261,7 +265,7 @@ static void test_auto(void **state)
     free_engine(engines[0]), free_engine(engines[1]);
     assert_true(butler_device_describe(0, &device));
     assert_string_equal(device.device, "cuda:0");
-    assert_string_equal(device.driver, "CUDA 12.4");
+    assert_string_equal(device.driver, "CUDA 12.4, no cuBLAS");
     assert_true(device.is_gpu);
     assert_false(butler_device_describe(1, &device));
 }
@@ -488,6 +492,7 @@ static void test_lost(void **state)
     begin_faults();
 }
 
+#include "cublas_tests.h"
 #include "cuda_graph_tests.h"
 
 /* The variable of a stand-in. */
@@ -509,9 +514,11 @@ int main(void)
         cmocka_unit_test(test_auto),          cmocka_unit_test(test_auto_falls_back),  cmocka_unit_test(test_threads),
         cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_each_call),        cmocka_unit_test(test_lost),
         cmocka_unit_test(test_graphs),        cmocka_unit_test(test_graphs_of_pieces), cmocka_unit_test(test_graphs_fail),
-        cmocka_unit_test(test_graphs_lost),   cmocka_unit_test(test_host_fails)};
+        cmocka_unit_test(test_graphs_lost),   cmocka_unit_test(test_prompts),          cmocka_unit_test(test_prompts_fail),
+        cmocka_unit_test(test_no_cublas),     cmocka_unit_test(test_host_fails)};
     cuda = find_variable("libcuda.so.1", "fake_cuda");
     nvrtc = find_variable("libnvrtc.so.12", "fake_nvrtc");
+    cublas = find_variable("libcublas.so.12", "fake_cublas");
     butler_opencl_use(&(struct butler_opencl){0});
     if (cuda->n_devices == 0) {
         print_message("skipped: simt.h does not know how functions are called here\n");

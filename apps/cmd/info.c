@@ -169,10 +169,11 @@ static void print_name(const char *label, const char *name)
 static void print_devices(void)
 {
     struct butler_device_info info = {BUTLER_INIT(butler_device_info)};
-    char memory[32], name[512];
+    char memory[32], name[512], driver[256];
     for (int i = 0; butler_device_describe(i, &info); i++)
-        cmd_printf("device          %s: %s%s, %s\n", info.device, cmd_plain(name, sizeof name, info.name, strlen(info.name)),
-                   info.is_gpu ? "" : " (not a GPU)", cmd_bytes(memory, sizeof memory, info.memory));
+        cmd_printf("device          %s: %s%s, %s, %s\n", info.device, cmd_plain(name, sizeof name, info.name, strlen(info.name)),
+                   info.is_gpu ? "" : " (not a GPU)", cmd_bytes(memory, sizeof memory, info.memory),
+                   cmd_plain(driver, sizeof driver, info.driver, strlen(info.driver)));
 }
 
 static void print_text(const struct butler_engine *engine, const struct butler_model_info *info, int n_ctx, const json_t *gate)

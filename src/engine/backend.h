@@ -286,6 +286,9 @@ struct butler_backend {
      * are. */
     void (*matmul)(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
                    int n_products, const float *x, int n);
+    /* May be NULL: as matmul. The same for rows of prompts, whose last bits may be others than matmul's. */
+    void (*matmul_prompt)(struct butler_backend *backend, const struct butler_product *products, int n_products, const float *x,
+                          int n);
     /* y[n][dim] from x[n][dim], each row by itself; y may be x */
     void (*norm)(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
                  enum butler_norm kind, float eps);

@@ -12,24 +12,24 @@ static int gate_part(const struct butler_pass *pass, int n_ff, int n)
     return BUTLER_MIN(even, most);
 }
 
-/* y[n][n_embd] = w_down activation(w_gate x, w_up x) for n rows; y may be x. */
+/* y[n][n_embd] = w_down activation(w_gate x, w_up x) for some rows; y may be x. */
 static void feed_forward(const struct butler_pass *pass, const struct butler_matrix *w_gate, const struct butler_matrix *w_up,
-                         const struct butler_matrix *w_down, float *y, const float *x, int n)
+                         const struct butler_matrix *w_down, float *y, const float *x, struct butler_rows rows)
 {
     struct butler_scratch *s = pass->s;
-    const int n_ff = w_up->n_rows;
-    struct butler_matrix rows;
-    const struct butler_product products[] = {{s->up, w_up}, {s->gate, &rows}};
+    const int n_ff = w_up->n_rows, n = rows.n;
+    struct butler_matrix some;
+    const struct butler_product products[] = {{s->up, w_up}, {s->gate, &some}};
     if (!w_gate->data) {
-        butler_pass_multiply(pass, products, 1, x, n);
+        butler_pass_multiply(pass, products, 1, x, rows);
         pass->backend->activate(pass->backend, s->up, (size_t)n_ff, NULL, n, n_ff, pass->hp->activation);
     }
     for (int first = 0, part = gate_part(pass, n_ff, n); w_gate->data && first < n_ff; first += part) {
-        rows = butler_matrix_rows(w_gate, first, BUTLER_MIN(part, n_ff - first));
-        butler_pass_multiply(pass, products + (first > 0), 2 - (first > 0), x, n);
-        pass->backend->activate(pass->backend, s->up + first, (size_t)n_ff, s->gate, n, rows.n_rows, pass->hp->activation);
+        some = butler_matrix_rows(w_gate, first, BUTLER_MIN(part, n_ff - first));
+        butler_pass_multiply(pass, products + (first > 0), 2 - (first > 0), x, rows);
+        pass->backend->activate(pass->backend, s->up + first, (size_t)n_ff, s->gate, n, some.n_rows, pass->hp->activation);
     }
-    butler_pass_matmul(pass, y, w_down, s->up, n);
+    butler_pass_multiply(pass, &(struct butler_product){y, w_down}, 1, s->up, rows);
 }
 
 /* The router's logits of a row become the weights of the experts that it uses, the others 0. */
@@ -79,13 +79,13 @@ static void mix_experts(const struct butler_pass *pass, const struct butler_laye
         if (m == 0)
             continue;
         backend->gather_rows(backend, s->expert_x, s->h, s->rows, m, hp->n_embd);
-        feed_forward(pass, &w_gate, &w_up, &w_down, s->expert_x, s->expert_x, m);
+        feed_forward(pass, &w_gate, &w_up, &w_down, s->expert_x, s->expert_x, (struct butler_rows){m, m}); /* of both kinds */
         backend->scatter_add(backend, s->mixed, s->expert_x, s->rows, s->factors, m, hp->n_embd);
     }
     if (layer->shared_gate.data) {
         butler_pass_matmul(pass, s->router, &layer->shared_gate, s->h, n);
         backend->download(backend, s->host_router, s->router, (size_t)n * sizeof(float));
-        feed_forward(pass, &layer->w_gate, &layer->w_up, &layer->w_down, s->expert_x, s->h, n);
+        feed_forward(pass, &layer->w_gate, &layer->w_up, &layer->w_down, s->expert_x, s->h, (struct butler_rows){n, n});
         for (int t = 0; t < n; t++) {
             s->rows[t] = t;
             s->factors[t] = 1 / (1 + expf(-s->host_router[t]));
@@ -95,11 +95,11 @@ static void mix_experts(const struct butler_pass *pass, const struct butler_laye
     backend->copy(backend, s->h, s->mixed, (size_t)n * n_embd * sizeof(float));
 }
 
-void butler_pass_ffn(const struct butler_pass *pass, const struct butler_layer *layer, int n)
+void butler_pass_ffn(const struct butler_pass *pass, const struct butler_layer *layer, struct butler_rows rows)
 {
     struct butler_scratch *s = pass->s;
     if (layer->router.data)
-        mix_experts(pass, layer, n);
+        mix_experts(pass, layer, rows.n);
     else
-        feed_forward(pass, &layer->w_gate, &layer->w_up, &layer->w_down, s->h, s->h, n);
+        feed_forward(pass, &layer->w_gate, &layer->w_up, &layer->w_down, s->h, s->h, rows);
 }

@@ -38,16 +38,24 @@ static void place_rotations(const struct butler_pass *pass, struct butler_sessio
 }
 
 void butler_pass_multiply(const struct butler_pass *pass, const struct butler_product *products, int n_products, const float *x,
-                          int n)
+                          struct butler_rows rows)
 {
-    pass->backend->matmul(pass->backend, &pass->s->work, products, n_products, x, n);
-    for (int i = 0; i < n_products; i++)
+    struct butler_backend *backend = pass->backend;
+    struct butler_product own[BUTLER_MAX_PRODUCTS];
+    const int n = backend->matmul_prompt ? rows.n_decode : rows.n;
+    if (n > 0)
+        backend->matmul(backend, &pass->s->work, products, n_products, x, n);
+    for (int i = 0; i < n_products; i++) {
+        own[i] = (struct butler_product){products[i].y + (size_t)n * (size_t)products[i].w->n_rows, products[i].w};
         pass->weights->weight_bytes += products[i].w->row_bytes * (uint64_t)products[i].w->n_rows;
+    }
+    if (n < rows.n)
+        backend->matmul_prompt(backend, own, n_products, x + (size_t)n * (size_t)products[0].w->n_cols, rows.n - n);
 }
 
 void butler_pass_matmul(const struct butler_pass *pass, float *y, const struct butler_matrix *w, const float *x, int n)
 {
-    butler_pass_multiply(pass, &(struct butler_product){y, w}, 1, x, n);
+    butler_pass_multiply(pass, &(struct butler_product){y, w}, 1, x, (struct butler_rows){n, n});
 }
 
 void butler_pass_norm(const struct butler_pass *pass, float *y, const float *x, const struct butler_vector *v, int n, int dim)
@@ -214,13 +222,13 @@ static void add_residual(const struct butler_pass *pass, float *y, const struct 
 }
 
 /* Rows that go on after the attention of the last layer are those whose logits or hidden states somebody wants: they move to the
- * front. Returns how many there are; in other layers, all. */
-static int keep_rows(const struct butler_pass *pass, int layer)
+ * front. Returns them; in other layers, all. */
+static struct butler_rows keep_rows(const struct butler_pass *pass, int layer)
 {
     const bool last = layer == pass->hp->n_layers - 1;
     const struct butler_scratch *s = pass->s;
     bool moves = false;
-    int n_rows = 0;
+    int n_rows = 0, n_decode = 0;
     for (int i = 0; i < pass->n_parts; i++) {
         struct butler_part *part = &pass->parts[i];
         part->n_kept = !last || part->each || part->hidden || part->session->capture ? part->n : part->logits ? 1 : 0;
@@ -229,23 +237,25 @@ static int keep_rows(const struct butler_pass *pass, int layer)
             s->rows[n_rows] = part->row + part->n - part->n_kept + t;
             moves = moves || s->rows[n_rows] != n_rows;
         }
+        n_decode = part->decode ? n_rows : n_decode;
     }
     if (moves) {
         pass->backend->gather_rows(pass->backend, s->x, s->x, s->rows, n_rows, pass->hp->n_embd);
         pass->backend->gather_rows(pass->backend, s->h, s->h, s->rows, n_rows, pass->hp->n_embd);
         pass->backend->gather_rows(pass->backend, s->o, s->o, s->rows, n_rows, pass->hp->n_heads * pass->hp->head_dim);
     }
-    return n_rows;
+    return (struct butler_rows){n_rows, n_decode};
 }
 
-/* What a layer does after its attention, for the first n rows. */
-static void close_layer(const struct butler_pass *pass, int l, int n)
+/* What a layer does after its attention, for the first rows. */
+static void close_layer(const struct butler_pass *pass, int l, struct butler_rows rows)
 {
     const struct butler_layer *layer = &pass->model->layers[l];
     const struct butler_hparams *hp = pass->hp;
     struct butler_scratch *s = pass->s;
-    butler_pass_matmul(pass, s->up, &layer->wo, s->o, n); /* the FFN's memory is free until it begins */
-    if (hp->parallel_residual && layer->ffn_norm.weight)  /* else h is still what attn_norm gave */
+    const int n = rows.n;
+    butler_pass_multiply(pass, &(struct butler_product){s->up, &layer->wo}, 1, s->o, rows); /* the FFN's memory is still free */
+    if (hp->parallel_residual && layer->ffn_norm.weight) /* else h is still what attn_norm gave */
         butler_pass_norm(pass, s->h, s->x, &layer->ffn_norm, n, hp->n_embd);
     add_residual(pass, s->up, &layer->attn_post_norm, n);
     if (hp->norms_after)
@@ -253,7 +263,7 @@ static void close_layer(const struct butler_pass *pass, int l, int n)
     if (!hp->parallel_residual)
         butler_pass_norm(pass, s->h, s->x, hp->norms_after ? &none : &layer->ffn_norm, n, hp->n_embd);
     observe(pass, l, BUTLER_BEFORE_FFN);
-    butler_pass_ffn(pass, layer, n);
+    butler_pass_ffn(pass, layer, rows);
     add_residual(pass, s->h, &layer->ffn_post_norm, n);
     if (hp->norms_after)
         butler_pass_norm(pass, s->x, s->x, &layer->ffn_norm, n, hp->n_embd);
@@ -337,6 +347,7 @@ void butler_forward(struct butler_engine *engine, int n_parts)
                                .weights = &uncounted};
     const struct butler_hparams *hp = pass.hp;
     struct butler_scratch *s = pass.s;
+    int n_decode = 0;
     for (int i = n_parts - 1; i >= 0; i--) {
         pass.parts[i].traffic = pass.parts[i].decode ? &pass.parts[i].session->traffic : &pass.parts[i].session->prompt_traffic;
         if (pass.parts[i].decode)
@@ -345,18 +356,19 @@ void butler_forward(struct butler_engine *engine, int n_parts)
     for (int i = 0; i < n_parts; i++) {
         pass.parts[i].row = pass.parts[i].kept_row = pass.n;
         pass.n += pass.parts[i].n;
+        n_decode = pass.parts[i].decode ? pass.n : n_decode;
     }
     begin(&pass);
     for (int l = 0; l < hp->n_layers; l++) {
         const struct butler_layer *layer = &pass.model->layers[l];
         butler_pass_norm(&pass, s->h, s->x, hp->norms_after ? &none : &layer->attn_norm, pass.n, hp->n_embd);
         const struct butler_product products[] = {{s->q, &layer->wq}, {s->k, &layer->wk}, {s->v, &layer->wv}};
-        butler_pass_multiply(&pass, products, BUTLER_COUNT(products), s->h, pass.n);
+        butler_pass_multiply(&pass, products, BUTLER_COUNT(products), s->h, (struct butler_rows){pass.n, n_decode});
         prepare_heads(&pass, layer);
         attention(&pass, l);
-        const int n_rows = keep_rows(&pass, l);
-        if (n_rows > 0)
-            close_layer(&pass, l, n_rows);
+        const struct butler_rows rows = keep_rows(&pass, l);
+        if (rows.n > 0)
+            close_layer(&pass, l, rows);
     }
     butler_pass_deliver(&pass);
     for (int i = 0; i < n_parts; i++)

@@ -28,15 +28,21 @@ static inline void butler_part_keep_for_later(struct butler_traffic *traffic, ui
     traffic->metric_bytes = before;
 }
 
+/* Rows of a pass: those of decode steps come first, those of prompts after them. */
+struct butler_rows {
+    int n, n_decode;
+};
+
 /* y[n][n_rows] = x[n][n_cols] W^T + bias, of one matrix or several; counts the weights. */
 void butler_pass_multiply(const struct butler_pass *pass, const struct butler_product *products, int n_products, const float *x,
-                          int n);
+                          struct butler_rows rows);
+/* Of rows whose kind is of no matter: as those of decode steps. */
 void butler_pass_matmul(const struct butler_pass *pass, float *y, const struct butler_matrix *w, const float *x, int n);
 /* y[n][dim] = normed x[n][dim]; a copy of it where there is no such norm. */
 void butler_pass_norm(const struct butler_pass *pass, float *y, const float *x, const struct butler_vector *v, int n, int dim);
 
-/* h (normed) -> h: the feed-forward part of a layer for the first n rows. */
-void butler_pass_ffn(const struct butler_pass *pass, const struct butler_layer *layer, int n);
+/* h (normed) -> h: the feed-forward part of a layer for the first rows. */
+void butler_pass_ffn(const struct butler_pass *pass, const struct butler_layer *layer, struct butler_rows rows);
 
 /* After the last layer: hidden states and logits to their sessions and to who asked for them. */
 void butler_pass_deliver(const struct butler_pass *pass);

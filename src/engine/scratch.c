@@ -41,6 +41,8 @@ static int make_device(struct butler_scratch *scratch, const struct butler_hpara
                  rot = (size_t)hp->n_rot / 2 * (hp->local_theta > 0 ? 2 : 1);
     const size_t queries = whole_lines(n * (size_t)hp->n_heads * dim), keys = whole_lines(n * (size_t)hp->n_kv_heads * dim);
     scratch->gate_floats = 2 * queries + 2 * keys;
+    if (backend->matmul_prompt) /* a gate in parts that depend on the rows would be other products */
+        scratch->gate_floats = BUTLER_MAX(scratch->gate_floats, n * (size_t)butler_widest_ff(hp));
     scratch->logit_rows = BUTLER_MIN(BUTLER_MAX(LOGIT_FLOATS / hp->n_vocab, FEWEST_ROWS), MOST_ROWS);
     butler_arena_want(pieces, &scratch->x, n * (size_t)hp->n_embd, sizeof(float));
     butler_arena_want(pieces, &scratch->h, n * (size_t)hp->n_embd, sizeof(float));

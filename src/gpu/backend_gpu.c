@@ -135,7 +135,10 @@ static int start(struct butler_gpu *gpu, struct butler_error *err)
         return BUTLER_ERROR_UNSUPPORTED;
     snprintf(gpu->label, sizeof gpu->label, "device %s:%d (%s)", gpu->driver->name, gpu->index, info->name);
     gpu->backend.kv_bytes = BUTLER_MIN(info->most_at_once, info->memory / 2);
-    return gpu->driver->start(gpu, err);
+    if (gpu->driver->start(gpu, err) < 0)
+        return BUTLER_ERROR_UNSUPPORTED;
+    gpu->backend.matmul_prompt = gpu->products ? butler_gpu_matmul_prompt : NULL;
+    return 0;
 }
 
 static struct butler_backend *gpu_another(const struct butler_backend *backend, struct butler_pool *pool, struct butler_error *err)

@@ -16,7 +16,9 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static struct butler_nvrtc compilers[MOST_NVRTC];
 static bool have_compiler[MOST_NVRTC], tried_compiler[MOST_NVRTC];
-static pthread_mutex_t compilers_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct butler_cublas cublas;
+static bool has_cublas, tried_cublas, cublas_hidden;
+static pthread_mutex_t libraries_lock = PTHREAD_MUTEX_INITIALIZER; /* of all but the driver */
 
 static void open_once(void)
 {
@@ -69,12 +71,42 @@ const struct butler_nvrtc *butler_nvrtc_open(int major)
     const int i = major - FIRST_NVRTC;
     if (i < 0 || i >= MOST_NVRTC || compiler_hidden)
         return NULL;
-    pthread_mutex_lock(&compilers_lock);
+    pthread_mutex_lock(&libraries_lock);
     if (!tried_compiler[i])
         have_compiler[i] = open_compiler(major, &compilers[i]);
     tried_compiler[i] = true;
-    pthread_mutex_unlock(&compilers_lock);
+    pthread_mutex_unlock(&libraries_lock);
     return have_compiler[i] ? &compilers[i] : NULL;
+}
+
+static bool open_cublas(int major)
+{
+    char name[32];
+    snprintf(name, sizeof name, "libcublas.so.%d", major);
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL), *symbol;
+    if (!library)
+        return false;
+#define CUBLAS_LOAD(type, name, parameters)                                                                                        \
+    if (!(symbol = dlsym(library, "cublas" #name)))                                                                                \
+        return false;                                                                                                              \
+    memcpy(&cublas.name, &symbol, sizeof symbol);
+    CUBLAS_FUNCTIONS(CUBLAS_LOAD)
+    return true;
+}
+
+const struct butler_cublas *butler_cublas_open(int newest)
+{
+    pthread_mutex_lock(&libraries_lock);
+    for (int major = newest; major >= CUDA_OLDEST && !tried_cublas && !has_cublas; major--)
+        has_cublas = open_cublas(major);
+    tried_cublas = true;
+    pthread_mutex_unlock(&libraries_lock);
+    return has_cublas && !cublas_hidden ? &cublas : NULL;
+}
+
+void butler_cublas_hide(bool hidden)
+{
+    cublas_hidden = hidden;
 }
 
 void butler_cuda_hide(bool driver, bool compiler)

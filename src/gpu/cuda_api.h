@@ -86,6 +86,23 @@ struct butler_cuda_node_params {
     each(const char *, GetErrorString, (int code))
 /* clang-format on */
 
+/* cuBLAS, without "cublas". Products are of columns: c[n][m] = alpha a b + beta c, a [k][m] or, transposed, [m][k], b [n][k]. */
+enum {
+    CUBLAS_NOT_TRANSPOSED = 0,
+    CUBLAS_TRANSPOSED = 1,
+    CUBLAS_FLOATS = 0,   /* CUDA_R_32F */
+    CUBLAS_BY_TF32 = 77, /* CUBLAS_COMPUTE_32F_FAST_TF32: factors are rounded to 11 bits, sums are floats */
+    CUBLAS_DEFAULT = -1, /* CUBLAS_GEMM_DEFAULT: an algorithm by the shape */
+    CUBLAS_NO_MEMORY = 3
+};
+/* clang-format off */
+#define CUBLAS_FUNCTIONS(each) \
+    each(int, Create_v2, (void **handle)) \
+    each(int, Destroy_v2, (void *handle)) \
+    each(int, SetStream_v2, (void *handle, void *stream)) \
+    each(int, GemmEx, (void *handle, int a_operation, int b_operation, int m, int n, int k, const void *alpha, const void *a, int a_type, int a_stride, const void *b, int b_type, int b_stride, const void *beta, void *c, int c_type, int c_stride, int compute, int algorithm))
+/* clang-format on */
+
 #define CUDA_POINTER(type, name, parameters) type(*name) parameters;
 struct butler_cuda {
     CUDA_FUNCTIONS(CUDA_POINTER)
@@ -94,6 +111,9 @@ struct butler_cuda {
 };
 struct butler_nvrtc {
     NVRTC_FUNCTIONS(CUDA_POINTER)
+};
+struct butler_cublas {
+    CUBLAS_FUNCTIONS(CUDA_POINTER)
 };
 #undef CUDA_POINTER
 
@@ -104,7 +124,11 @@ const struct butler_cuda *butler_cuda_open(const char **lacks);
 /* Those of libnvrtc.so.N, N a major version of CUDA; NULL: there is none. */
 const struct butler_nvrtc *butler_nvrtc_open(int major);
 
+/* Those of libcublas.so.N of the highest major version N up to `newest`, opened at the first call; NULL: there is none. */
+const struct butler_cublas *butler_cublas_open(int newest);
+
 /* For tests, while there is no engine on a device: as if there was no driver, no compiler, or no longer so. */
 void butler_cuda_hide(bool driver, bool compiler);
+void butler_cublas_hide(bool hidden);
 
 #endif

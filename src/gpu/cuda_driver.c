@@ -25,14 +25,26 @@ static uint64_t address_of(const void *buffer, size_t at)
     return (uint64_t)(uintptr_t)buffer + at;
 }
 
+/* cuBLAS's codes are above the driver's. */
+enum { CUBLAS_CODES = 1 << 16 };
+
+static int cublas_code(int status)
+{
+    return status ? CUBLAS_CODES + status : 0;
+}
+
 static bool is_memory(int code)
 {
-    return code == CUDA_OUT_OF_MEMORY;
+    return code == CUDA_OUT_OF_MEMORY || code == CUBLAS_CODES + CUBLAS_NO_MEMORY;
 }
 
 static void name_code(const void *api, int code, char text[GPU_CODE])
 {
     const char *name = NULL;
+    if (code >= CUBLAS_CODES) {
+        snprintf(text, GPU_CODE, "cuBLAS error %d", code - CUBLAS_CODES);
+        return;
+    }
     if (((const struct butler_cuda *)api)->GetErrorName(code, &name) != 0 || !name)
         name = "unknown";
     snprintf(text, GPU_CODE, "CUDA error %d, %s", code, name);
@@ -91,7 +103,8 @@ static int find(int index, struct butler_gpu_info *info, struct butler_error *er
         name_code(cuda, code, text);
         return butler_fail(err, BUTLER_ERROR_IO, "device cuda:%d cannot be described (%s)", index, text);
     }
-    snprintf(info->driver, sizeof info->driver, "CUDA %d.%d", version / 1000, version % 1000 / 10);
+    snprintf(info->driver, sizeof info->driver, "CUDA %d.%d, %s", version / 1000, version % 1000 / 10,
+             butler_cublas_open(version / 1000) ? "cuBLAS" : "no cuBLAS");
     info->memory = info->most_at_once = memory;
     info->is_gpu = true;
     return 0;
@@ -113,8 +126,18 @@ static int leave(const struct butler_gpu *gpu, int code)
     return code;
 }
 
+/* One handle for one stream: then equal calls have equal bits. */
+static int start_cublas(struct butler_gpu *gpu, int major)
+{
+    const struct butler_cublas *cublas = butler_cublas_open(major);
+    if (!cublas)
+        return 0;
+    const int status = cublas->Create_v2(&gpu->products);
+    return cublas_code(status ? status : cublas->SetStream_v2(gpu->products, gpu->queue));
+}
+
 /* The device's context is current. */
-static int load(struct butler_gpu *gpu, const char *image)
+static int load(struct butler_gpu *gpu, const char *image, int major)
 {
     const struct butler_cuda *cuda = cuda_of(gpu);
     int code = cuda->StreamCreate(&gpu->queue, CUDA_STREAM_NON_BLOCKING);
@@ -122,7 +145,7 @@ static int load(struct butler_gpu *gpu, const char *image)
         code = cuda->ModuleLoadData(&gpu->program, image);
     for (int i = 0; i < GPU_N_KERNELS && code == 0; i++)
         code = cuda->ModuleGetFunction(&gpu->kernels[i], gpu->program, butler_gpu_kernels[i].name);
-    return code;
+    return code ? code : start_cublas(gpu, major);
 }
 
 static int start(struct butler_gpu *gpu, struct butler_error *err)
@@ -147,7 +170,7 @@ static int start(struct butler_gpu *gpu, struct butler_error *err)
     if (code == 0)
         code = enter(gpu);
     if (code == 0)
-        code = leave(gpu, load(gpu, image));
+        code = leave(gpu, load(gpu, image, version / 1000));
     if (code == 0)
         return 0;
     name_code(cuda, code, text);
@@ -162,6 +185,8 @@ static void stop(struct butler_gpu *gpu)
         return;
     if ((gpu->program || gpu->queue) && enter(gpu) == 0) {
         butler_cuda_free_launches(gpu);
+        if (gpu->products)
+            butler_cublas_open(0)->Destroy_v2(gpu->products);
         if (gpu->program)
             cuda->ModuleUnload(gpu->program);
         if (gpu->queue)
@@ -241,6 +266,21 @@ static int zero(struct butler_gpu *gpu, void *buffer, size_t at, size_t n)
     return code ? code : leave(gpu, cuda_of(gpu)->MemsetD8Async(address_of(buffer, at), 0, n, gpu->queue));
 }
 
+/* Rows of ours are columns of cuBLAS. */
+static int multiply(struct butler_gpu *gpu, const struct butler_gpu_product *product)
+{
+    const float one = 1, zero_factor = 0;
+    const int n_rows = product->shape[0], n = product->shape[1], n_cols = product->shape[2];
+    const void *w = (const char *)product->w.buffer + product->w.offset, *x = (const char *)product->x.buffer + product->x.offset;
+    const int code = enter_stream(gpu);
+    if (code != 0)
+        return code;
+    return leave(gpu, cublas_code(butler_cublas_open(0)->GemmEx(gpu->products, CUBLAS_TRANSPOSED, CUBLAS_NOT_TRANSPOSED, n_rows, n,
+                                                                n_cols, &one, w, CUBLAS_FLOATS, n_cols, x, CUBLAS_FLOATS, n_cols,
+                                                                &zero_factor, (char *)product->y.buffer + product->y.offset,
+                                                                CUBLAS_FLOATS, n_rows, CUBLAS_BY_TF32, CUBLAS_DEFAULT)));
+}
+
 static int finish(struct butler_gpu *gpu)
 {
     int code = enter(gpu);
@@ -265,6 +305,7 @@ const struct butler_gpu_driver butler_gpu_cuda = {
     .copy = copy,
     .zero = zero,
     .launch = butler_cuda_add_launch,
+    .multiply = multiply,
     .finish = finish,
     .is_memory = is_memory,
     .name_code = name_code,

@@ -15,6 +15,8 @@
     each(embed, "bbbiii") \
     each(matmul_1, "bbbbiiiii") \
     each(matmul_8, "bbbbiiiii") \
+    each(unpack, "bbiii") \
+    each(take_product, "bbbii") \
     each(norm_rows, "bbbbiiif") \
     each(rope, "bbbiiii") \
     each(activate, "bbiii") \
@@ -60,6 +62,9 @@ struct butler_gpu_region {
     bool owned; /* address space that was reserved here; else weights */
 };
 
+/* Memory of the products of prompts (prompt_gpu.c): rows of x, weights, results. */
+enum butler_gpu_tile { GPU_TILE_X, GPU_TILE_W, GPU_TILE_Y, GPU_N_TILES };
+
 struct butler_gpu {
     struct butler_backend backend; /* first: a struct butler_backend * of it is one of this */
     const struct butler_gpu_driver *driver;
@@ -69,7 +74,12 @@ struct butler_gpu {
     uint64_t launches[GPU_N_KERNELS];
     struct butler_gpu_region *regions; /* [n_regions], ascending */
     int n_regions, max_regions;
-    void *staging; /* numbers that an operation is given in host memory, or gives there */
+    struct butler_gpu_tiles {
+        float *at; /* an address, or NULL */
+        size_t n_floats;
+    } tiles[GPU_N_TILES];
+    void *products; /* the driver's library of products, for this device; NULL: it has none */
+    void *staging;  /* numbers that an operation is given in host memory, or gives there */
     size_t staging_bytes;
     struct butler_gpu_host *host; /* pages of the cache that are in host memory (host_gpu.h); or NULL */
     int index;                    /* of opencl:N or cuda:N */
@@ -92,6 +102,15 @@ struct butler_gpu_arg {
 };
 enum { GPU_MOST_ARGS = 64, GPU_CODE = 80 };
 
+/* Of buffers. */
+struct butler_gpu_product {
+    struct butler_gpu_place {
+        void *buffer;
+        size_t offset;
+    } y, w, x;
+    int shape[3];
+};
+
 /* What is asked of a driver, by whichever thread: opencl_driver.c and cuda_driver.c are the two. Functions whose result is called a
  * code give the driver's, 0 if they worked. Work on a device is done in the order in which it was given. */
 struct butler_gpu_driver {
@@ -111,6 +130,9 @@ struct butler_gpu_driver {
     int (*zero)(struct butler_gpu *gpu, void *buffer, size_t at, size_t n);                            /* a code */
     /* A code. The launch may wait until another of these functions but alloc is called, and fail there. */
     int (*launch)(struct butler_gpu *gpu, int kernel, const int groups[3], const struct butler_gpu_arg *args, int n);
+    /* NULL, or where gpu->products is not: y[n][n_rows] = x[n][n_cols] w[n_rows][n_cols]^T of floats, shape: n_rows, n, n_cols. The
+     * same call has the same bits. A code. */
+    int (*multiply)(struct butler_gpu *gpu, const struct butler_gpu_product *product);
     int (*finish)(struct butler_gpu *gpu);                             /* a code; waits for everything */
     bool (*is_memory)(int code);                                       /* says that there is not enough of it */
     void (*name_code)(const void *api, int code, char text[GPU_CODE]); /* "OpenCL error -36" */
@@ -136,6 +158,13 @@ void butler_gpu_fail(struct butler_gpu *gpu, const char *what, int code);
  * or GPU_STAGING for the staging buffer; i an int, l a uint64_t, f a double. */
 #define GPU_STAGING(gpu) ((const void *)(gpu))
 void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, int x, int y, int z, ...);
+
+/* The driver's product of three addresses. */
+void butler_gpu_multiply(struct butler_gpu *gpu, float *y, const float *w, const float *x, const int shape[3]);
+
+/* Products of prompts' rows, where gpu->products is not NULL. */
+void butler_gpu_matmul_prompt(struct butler_backend *backend, const struct butler_product *products, int n_products, const float *x,
+                              int n);
 
 /* n_bytes of host memory go to the staging buffer at an offset; together with what `offset` bytes before hold. */
 void butler_gpu_stage(struct butler_gpu *gpu, const void *host, size_t offset, size_t n_bytes);

@@ -192,6 +192,34 @@ KERNEL embed(BUFFER(y), BUFFER(table), BUFFER(ids), int type, int row_bytes, int
 MATMUL(matmul_1, 1)
 MATMUL(matmul_8, 8)
 
+/* to[row][n_cols]: rows of w as floats, for a library of products (prompt_gpu.c), which reads neighbours together: so they are
+ * written. Groups: rows x blocks of 32 * THREADS columns. */
+KERNEL unpack(BUFFER(to), BUFFER(w), int type, int row_bytes, int n_cols)
+{
+    SHARED float all[33 * THREADS]; /* 33: threads that write the same of their 32 use other banks */
+    const int row = GROUP(0), base = GROUP(1) * THREADS * 32, n = n_cols - base - THREAD * 32;
+    GLOBAL float *out = AT(float, to) + (ulong)row * (ulong)n_cols + (ulong)base;
+    float v[32];
+    if (n > 0) {
+        load_weights(v, type, AT(uchar, w) + (ulong)row * (ulong)row_bytes, base / 32 + THREAD, n);
+        for (int i = 0; i < 32; i++)
+            all[THREAD * 33 + i] = v[i];
+    }
+    BARRIER();
+    for (int i = THREAD; i < 32 * THREADS && base + i < n_cols; i += THREADS)
+        out[i] = all[i / 32 * 33 + i % 32];
+}
+
+/* y[row][i] = tile[row][i] + bias[i] for i < dim; rows of y are y_stride apart. Groups: rows x blocks of THREADS columns. */
+KERNEL take_product(BUFFER(y), BUFFER(tile), BUFFER(bias), int y_stride, int dim)
+{
+    const int row = GROUP(0), i = GROUP(1) * THREADS + THREAD;
+    if (i >= dim)
+        return;
+    const float sum = AT(float, tile)[(ulong)row * (ulong)dim + (ulong)i];
+    AT(float, y)[(ulong)row * (ulong)y_stride + (ulong)i] = GIVEN(bias) ? sum + AT(float, bias)[i] : sum;
+}
+
 /* ------------------------------------------------------------------------------------------------ rows of activations */
 
 /* y[n][dim] from x[n][dim] (may be y); kind: enum butler_norm. Groups: n. */

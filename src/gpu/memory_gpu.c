@@ -126,6 +126,17 @@ void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, in
     butler_gpu_fail(gpu, butler_gpu_kernels[kernel].name, code);
 }
 
+void butler_gpu_multiply(struct butler_gpu *gpu, float *y, const float *w, const float *x, const int shape[3])
+{
+    struct butler_gpu_product product = {.shape = {shape[0], shape[1], shape[2]}};
+    if (gpu->fault.code < 0)
+        return;
+    product.y.buffer = buffer_at(gpu, y, &product.y.offset);
+    product.w.buffer = buffer_at(gpu, w, &product.w.offset);
+    product.x.buffer = buffer_at(gpu, x, &product.x.offset);
+    butler_gpu_fail(gpu, "product", gpu->driver->multiply(gpu, &product));
+}
+
 uint64_t butler_gpu_launches(const struct butler_backend *backend, const char *kernel)
 {
     for (int i = 0; i < GPU_N_KERNELS; i++)
