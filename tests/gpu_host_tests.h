@@ -92,7 +92,10 @@ static void host_same(struct butler_engine *all, struct butler_engine *few, cons
         compare_logits(a, b, 40, 0, policy);
         lists_same(a, b);
         assert_true(bytes >= fetched * page_bytes && bytes <= uploaded && uploaded < bytes + 4096);
-        assert_true(fetched <= after.pages_wanted - before.pages_wanted);
+        /* The pages of the new token are found when lists want them. Once it is known that steps want more than there is room for,
+         * others are too. */
+        const uint64_t found = after.pages_wanted - before.pages_wanted - fetched, appended = 2 * HOST_LAYERS;
+        assert_true(step < 2 || whole || found > appended);
         if (!whole && uploaded >= cache * 2 / 3)
             fail_msg("%s: a step brings %llu bytes of %llu", policy, (unsigned long long)uploaded, (unsigned long long)cache);
     }

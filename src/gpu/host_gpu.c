@@ -235,12 +235,25 @@ static void want_lists(const struct wants *wants, struct butler_backend *backend
     free(units);
 }
 
+/* Whether a step wants more than there are copies: then it is like a scan, of which some should be found next time. */
+static bool step_exceeds(const struct wants *wants)
+{
+    struct butler_gpu_pages *pages = wants->pages;
+    if (wants->state->layer <= pages->layer) {
+        pages->last_step_wanted = pages->step_wanted;
+        pages->step_wanted = 0;
+    }
+    pages->layer = wants->state->layer;
+    return pages->last_step_wanted > pages->n_copies;
+}
+
 static void host_attend(struct butler_backend *backend, const struct butler_layer_state *state,
                         const struct butler_attend_token *token)
 {
     struct wants wants;
-    if (!begin(backend, state, !token->lists && state->plan->method != BUTLER_RETRIEVE, &wants))
+    if (!begin(backend, state, false, &wants))
         return;
+    wants.scan = step_exceeds(&wants) || (!token->lists && state->plan->method != BUTLER_RETRIEVE);
     if (token->k)
         want_layer(&wants, append_start(state, 1));
     if (token->lists)
@@ -250,6 +263,7 @@ static void host_attend(struct butler_backend *backend, const struct butler_laye
     fetch(&wants);
     if (state->kv->fault.code < 0)
         return;
+    wants.pages->step_wanted += wants.pages->n_wanted;
     plain_of(backend)->attend(backend, state, token);
     if (token->k)
         wrote(&wants, n_slots_of(state) - 1);

@@ -24,6 +24,9 @@ struct butler_gpu_pages {
     uint64_t n_wanted;                 /* by this one */
     uint32_t *missing, n_missing;      /* [n_copies]: copies that are to be filled */
     uint32_t (*leaving)[2], n_leaving; /* [n_copies]: copies and pages that host memory does not have yet */
+    /* What decode steps wanted, all layers together: the one under way, whose latest layer this is, and the last one. */
+    uint64_t step_wanted, last_step_wanted;
+    int layer;
     struct butler_gpu_pages *next;
 };
 
