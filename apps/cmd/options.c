@@ -212,7 +212,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_KV_RESIDENT] =
         {0, "kv-ram", "BYTES", KIND_BYTES, AT(kv_ram), 0, 0, "a number of bytes, K, M, G or T behind it for powers of 1024",
          "most bytes of keys and values in memory; the others lie on the disk, from which steps read what they select; "
-         "0: all are in memory"},
+         "0: all are in memory; with --device: that are there, all are in memory"},
     [CMD_KV_DISK] = {0, "kv-disk", "BYTES", KIND_BYTES, AT(kv_disk), 0, 0,
                      "a number of bytes, K, M, G or T behind it for powers of 1024",
                      "keys and values of so many more bytes than --kv-ram lie on the disk; 0: none"},
