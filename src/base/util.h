@@ -128,7 +128,7 @@ static inline void butler_count_ns(uint64_t *counter, double *clock)
 float butler_kth_largest(float *x, int n, int k);
 
 int butler_n_processors(void); /* that this process may run on (taskset, a container's cpuset) */
-void butler_cpu_relax(void); /* tells the CPU that the caller spins */
+void butler_cpu_relax(void);   /* tells the CPU that the caller spins */
 
 /* splitmix64, one step. The only source of randomness in the library. */
 uint64_t butler_random(uint64_t *state);
