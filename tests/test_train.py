@@ -1,6 +1,7 @@
 """`butler train` as a command: what it leaves behind, going on after a kill, many processes, and what it refuses."""
 import csv
 import os
+import re
 import resource
 import shutil
 import signal
@@ -52,6 +53,21 @@ def test_what_it_leaves(tmp_path):
         assert max(row["rate"] for row in shown) == pytest.approx(0.015 if version == "v1" else 0.001) and shown[-1]["rate"] < 1.5e-3
         assert (tmp_path / f"{version}.gguf.svg").read_text().startswith("<svg")
         assert not os.path.exists(f"{out}.checkpoint")
+
+
+def test_what_is_deployed_is_measured(tmp_path):
+    """With --valid: the policy beside fier and true attention, as `eval recall` measures them; in text a line for each."""
+    out, text = tmp_path / "p.gguf", ROOT / "tests" / "data" / "secret_garden.txt"
+    shown = rows("train", *SMALL, "--valid", text, "-o", out, "--predictor", "v2", "--steps", "2")
+    found = [(row["policy"], row["metric"], row["value"]) for row in shown if "policy" in row]
+    policies = ["tokenbutler2:on_top=0,sinks=4,recent=0", "fier:dense=1", "oracle:dense=1"]
+    assert [name.rpartition(",")[0] or name for name, _, _ in found[::3]] == policies
+    flags = [word for policy in policies for word in ("--kv", policy)]
+    wanted = rows("eval", "recall", "-m", GQA, "--data", text, "--length", 64, "--limit", 2, "--budget", 0.1, "--set", "dense=1,steps=16", "--predictor", out, *flags)
+    assert found == [(row["policy"], row["metric"], row["value"]) for row in wanted] and len(found) == 9
+    said = train(tmp_path / "q.gguf", "--valid", text, "--predictor", "v2", "--steps", "2").stderr
+    lines = re.findall(r"as deployed, (\S+): ([0-9.]+) % of the top half", said)
+    assert [(name, f"{100 * value:.1f}") for name, _, value in found[2::3]] == lines
 
 
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="models/smollm2.gguf is absent (./setup --model smollm2)")

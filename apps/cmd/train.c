@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "eval/eval.h"
 #include "curve.h"
 #include "train/train.h"
 
@@ -21,10 +22,11 @@ struct run {
     char *lists[2]; /* the copies that data and valid point into */
     char checkpoint[PATH_MAX], csv[PATH_MAX], svg[PATH_MAX];
     struct cmd_curve curve;
-    int type;                    /* of the predictor's matrices: 0 Q4_0, 1 Q8_0, 2 F16, 3 F32 */
-    bool root;                   /* rank 0: prints and writes files */
-    double started, saved, said; /* said: a line of progress to a log */
-    double measure_s;            /* of the last measurement */
+    int type;                              /* of the predictor's matrices: 0 Q4_0, 1 Q8_0, 2 F16, 3 F32 */
+    bool root;                             /* rank 0: prints and writes files */
+    double deployed_recall, deployed_mass; /* %, of the policy whose rows come */
+    double started, saved, said;           /* said: a line of progress to a log */
+    double measure_s;                      /* of the last measurement */
     int64_t first_step, first_tokens;
     struct cmd_curve_row last; /* the last row with measures */
     size_t n_line;             /* bytes of the progress line on a terminal */
@@ -343,6 +345,53 @@ static int after_step(struct run *run, const struct butler_train_report *report)
     return status;
 }
 
+/* A row of `eval recall`: a policy's recall, mass and top_half_accuracy, in this order. */
+static void show_deployed(void *user, const json_t *row)
+{
+    struct run *run = user;
+    const double share = 100 * json_number_value(json_object_get(row, "value"));
+    const char *metric = json_string_value(json_object_get(row, "metric"));
+    if (run->options->json)
+        cmd_row(json_deep_copy(row));
+    else if (metric && strcmp(metric, "recall") == 0)
+        run->deployed_recall = share;
+    else if (metric && strcmp(metric, "mass") == 0)
+        run->deployed_mass = share;
+    else
+        cmd_say(run->options,
+                "as deployed, %s: %.1f %% of the top half; it reads %.1f %% of the top tenth, %.1f %% of the attention",
+                json_string_value(json_object_get(row, "policy")), share, run->deployed_recall, run->deployed_mass);
+}
+
+/* What the predictor's policy will read, one list for the query heads of a KV head and its own bytes charged, beside fier and true
+ * attention: `eval recall` on the first --valid text. What was measured while training is each query head by itself. The predictor
+ * is written by then: that this cannot be measured is said, not an error. */
+static void measure_deployed(struct run *run)
+{
+    static const char *const policies[2][3] = {{"tokenbutler:dense=1", "fier:dense=1", "oracle:dense=1"},
+                                               {"tokenbutler2:on_top=0,sinks=4,recent=0", "fier:dense=1", "oracle:dense=1"}};
+    const struct cmd_options *options = run->options;
+    const double budget = 0.1;
+    const char *setting = "dense=1,steps=16";
+    const struct eval_params params = {.data = run->valid.values[0],
+                                       .length = run->trainer->params.length,
+                                       .limit = 2,
+                                       .mode = "prefill",
+                                       .policies = policies[run->trainer->params.sizes.version == 2],
+                                       .n_policies = 3,
+                                       .budgets = &budget,
+                                       .n_budgets = 1,
+                                       .settings = &setting,
+                                       .n_settings = 1,
+                                       .n_threads = run->trainer->params.n_threads,
+                                       .model_name = butler_model_get_info(run->model)->name};
+    const struct eval_events events = {.user = run, .row = show_deployed};
+    struct butler_error err = {0};
+    if (butler_predictor_attach(run->engine, options->output, &err) < 0 ||
+        eval_execute(eval_task_find("recall"), run->engine, &params, &events, &err) < 0)
+        cmd_say(options, "as deployed it could not be measured: %s", err.message);
+}
+
 static int finish(struct run *run)
 {
     char title[256];
@@ -353,6 +402,8 @@ static int finish(struct run *run)
         status = cmd_curve_draw(&run->curve, run->options, run->svg, title);
     if (status == CMD_DONE)
         unlink(run->checkpoint); /* the run is complete */
+    if (status == CMD_DONE && run->valid.n > 0)
+        measure_deployed(run);
     return status;
 }
 
