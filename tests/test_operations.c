@@ -66,10 +66,10 @@ static void end(struct counted *c)
     free_engine(c->engine);
 }
 
-/* Of a layer: norm, products, rope, attention, product, sum, norm, products, activation, product, sum; of a step: embedding, two
+/* Of a layer: norm, products, rope, attention, product, sum, norm, products, activation, product, sum; of a step: embedding, the
  * tables of rotations, norm, product, a look at the logits and their download. Attention that retrieves is appending, scoring,
  * selecting and attending, an eviction scoring, selecting and compacting, or each is one where the backend does them at once. */
-enum { OF_LAYER = 11, OF_STEP = 7 };
+enum { OF_LAYER = 11, OF_STEP = 6 };
 
 static void test_decode_step(void **state)
 {

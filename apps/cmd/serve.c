@@ -234,7 +234,7 @@ static int run(struct cmd_options *options)
     if (options->access_log && !log)
         status = status == CMD_DONE ? CMD_FAILED : status;
     struct engines engines = {0};
-    struct butler_device_info devices[SERVE_MAX_DEVICES];
+    struct butler_device_info devices[SERVE_MAX_DEVICES] = {{BUTLER_INIT(butler_device_info)}};
     if (status == CMD_DONE && cmd_names_devices(options))
         engines.n = cmd_engines_load(options, engines.engines, devices, SERVE_MAX_DEVICES, &status);
     else if (status == CMD_DONE)
