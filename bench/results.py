@@ -41,7 +41,7 @@ SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_ea
 FEW_SHOT = [name for name in SETS if name != "boolq"]  # whose five examples are over a thousand tokens
 MEANS = {QUESTIONS: [("mc", f"{name}, 5 shots", SETS[name][0]) for name in FEW_SHOT],  # what a mean is of
          RULER_4K: RULER[4096], RULER_8K: RULER[7900]}
-DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), "fier:levels=means": ("#003860", ""), "tinyserve": ("#17becf", ""), QUEST: ("#009e73", ""), BUTLER2: ("#d55e00", ""),
+DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), "fier:levels=means": ("#003860", ""), "tinyserve": ("#17becf", ""), QUEST: ("#009e73", ""), BUTLER2: ("#d55e00", ""), "tokenbutler2": ("#8c2d04", ""),
          "snapkv": ("#cc79a7", "6 3"), "pyramidkv": ("#8c564b", "6 3"), "tova": ("#9467bd", "6 3"), H2O: ("#e69f00", "6 3"), VATP: ("#b8a000", "6 3"),
          "scissorhands": ("#7f7f3f", "6 3"), "streaming": ("#56b4e9", "6 3"), "knorm": ("#444", "6 3"), "random": ("#aaa", "2 3")}  # colour, dashes
 QWEN_TABLE = [(BOOK, 0.11), (BOOK, 0.25), (KEY, 64), (KEY, 0.11), (MULTIKEY, 128), (MULTIKEY, 0.11)]
@@ -309,12 +309,12 @@ def picture(rows, panels, budgets):
         drawn, names = panel(rows, task, panels[task], budgets, 62 + i % 3 * across, 26 + i // 3 * down, width, height)
         parts, named = parts + drawn, named | set(names)
     shown = [(name, how) for name, how in DRAWN.items() if name in named]
-    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {}" font-family="sans-serif" font-size="12">'.format(
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 {}" font-family="sans-serif" font-size="12">'.format(
         below + 20 + 22 * -(-len(shown) // 5)), '<rect width="100%" height="100%" fill="white"/>', *parts,
         f'<text x="450" y="{below - 4}" text-anchor="middle">KV bytes read per step, % of full attention; budgets of {", ".join(map(budget_text, budgets))}</text>']
     for i, (name, (colour, dashes)) in enumerate(shown):
         left, top = 62 + i % 5 * 172, below + 22 + i // 5 * 22
-        title = name if name.endswith("means") else name.partition(":")[0]
+        title = "tokenbutler2 (sinks)" if name == BUTLER2 else name if name.endswith("means") else name.partition(":")[0]
         parts.append(f'<line x1="{left}" y1="{top}" x2="{left + 26}" y2="{top}" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
                      f'<text x="{left + 32}" y="{top + 4}">{title}</text>')
     return "\n".join(parts) + "\n</svg>\n"
