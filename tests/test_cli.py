@@ -15,6 +15,9 @@ from cli import (BUTLER, COMMANDS, DONE, FAILED, GPT2, GQA, MODELS, N_CTX, N_VOC
                  with_values)
 from gguf_file import Gguf
 
+# What a sanitizer has seen in the C tests already, or in one of many runs of the command that are alike.
+once = pytest.mark.skipif("BUTLER_TEST_SHARE" in os.environ, reason="not under sanitizers")
+
 
 # ------------------------------------------------------------------------------------------------- the door
 
@@ -241,6 +244,7 @@ def test_tokenize_with_a_vocabulary_alone(tmp_path):
     refuses(FAILED, "run", "-m", tmp_path / "vocabulary.gguf", "-p", PROMPT, says=["vocabulary.gguf"])
 
 
+@once
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "phi-3"])
 def test_tokenize_as_other_engines_do(name, tmp_path):
     data = data_folder()
@@ -307,6 +311,7 @@ def test_policies():
         assert row["method"] in ("dense", "evict", "retrieve") and isinstance(row["parameters"], dict)
 
 
+@once
 def test_defaults_of_every_policy_are_a_policy():
     for row in rows("policies"):
         if row["policy"].startswith("tokenbutler") or row["policy"] == "triattention":  # test_predictor_cli.py, test_calibrate.py
@@ -621,6 +626,7 @@ def test_misspelt_words(words, meant):
     assert re.findall(r"did you mean (\S+)\?", said) == ([meant] if meant else []), said
 
 
+@once
 def test_policies_explains_one():
     text = butler("policies", "quest").stdout
     assert "arXiv 2406.10774" in text and "on this model" not in text

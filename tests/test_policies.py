@@ -267,7 +267,8 @@ def check(recording, policy, schedule):
 
 @pytest.mark.parametrize("policy,schedule", CASES, ids=[c[0] for c in CASES])
 def test_ids_are_those_of_the_definition(recorder, tmp_path, policy, schedule):
-    for model, kv, threads, block in SETUPS:
+    other = 1 + CASES.index((policy, schedule)) % 2  # the neighbours of a case, which are like it, have the third
+    for model, kv, threads, block in (SETUPS[0], SETUPS[other]):
         schedule = SHORT if schedule == LONG and model != SETUPS[0][0] else schedule  # the long way once
         # The norm of a key does not change when it is rotated: in layer 0 the same byte has the same norm wherever it
         # stands, a tie that in F32 only rounding breaks. Halves break it for good.
