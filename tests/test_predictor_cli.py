@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from cli import DONE, FAILED, GPT2, GQA, PROMPT, USAGE, butler, refuses, rows
+from cli import DONE, FAILED, GPT2, GQA, PROMPT, ROOT, SMOLLM2, USAGE, butler, refuses, rows
 from gguf_file import ARRAY, F32, U32, Gguf
 from predictor_reference import fingerprint_of, write_random
 
@@ -111,6 +111,20 @@ def test_a_predictor_alone_changes_no_policy(predictor, tmp_path):
     for kv, policy in (((), "full"), (("--kv", POLICY), POLICY)):
         found = rows("run", "-m", model, "--temp", "0", "-f", text, "-n", "3", "-c", "3000", *kv)[-1]["stats"]
         assert found["policy"] == policy
+
+
+QWEN = SMOLLM2.parent / "qwen2.5-coder-0.5b.gguf"
+
+
+@pytest.mark.skipif(not QWEN.exists(), reason="models/qwen2.5-coder-0.5b.gguf is absent (./setup --model qwen2.5-coder-0.5b)")
+def test_the_predictor_of_qwen_ranks_tokens():
+    """The shipped one is for the file that setup makes, and ranks more of the top half right than pages and chance do."""
+    policies = {"tokenbutler2": "tokenbutler2:on_top=0,sinks=4,recent=0", "quest": "quest:dense=1", "random": "random:dense=1"}
+    flags = [word for policy in policies.values() for word in ("--kv", policy)]
+    found = {row["policy"].split(":")[0]: row["value"] for row in rows(
+        "eval", "recall", "-m", QWEN, "--data", ROOT / "models" / "long_text.txt", "--length", "384", "--limit", "1", "--set", "dense=1,steps=2",
+        "--budget", "0.25", "--predictor", ROOT / "models" / "qwen2.5-coder-0.5b.tokenbutler2.gguf", *flags) if row["metric"] == "top_half_accuracy"}
+    assert found["tokenbutler2"] > found["quest"] + 0.02 > found["random"] + 0.05, found
 
 
 def test_bad_files(predictor, tmp_path):
