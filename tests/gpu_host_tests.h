@@ -146,14 +146,11 @@ static void test_host(void **state)
 static void test_host_sessions(void **state)
 {
     const char *policy = "quest:budget=32,dense=0";
-    char path[] = "/tmp/test_gpu.XXXXXX";
+    const char *path = tiny_path("session");
     struct butler_error err = {0}, errs[2] = {{0}};
     struct butler_session *s[2][4]; /* all, few; the first, its fork, another text, the file's */
     struct butler_engine *engines[2];
     begin(state);
-    const int fd = mkstemp(path);
-    assert_true(fd >= 0);
-    close(fd);
     for (int e = 0; e < 2; e++) {
         engines[e] = host_engine(e == 0 ? 0 : 16 * HOST_PAGE, &err);
         s[e][0] = session_on(engines[e], policy, BUTLER_KV_F16);
@@ -178,7 +175,6 @@ static void test_host_sessions(void **state)
         lists_same(s[0][i], s[1][i]);
     }
     compare_logits(s[0][1], s[1][3], 40, 0, "a file");
-    unlink(path);
     struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(engines[1], &info);
     assert_int_equal(info.kv_resident, 16 * HOST_PAGE);

@@ -194,8 +194,7 @@ struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status)
 int cmd_engines_load(struct cmd_options *options, struct butler_engine **engines, struct butler_device_info *devices, int most,
                      int *status)
 {
-    const int n_cores = butler_n_processors();
-    const int n = cmd_devices(options, devices, most), n_threads = options->n_threads ? options->n_threads : n_cores;
+    const int n = cmd_devices(options, devices, most), n_threads = options->n_threads ? options->n_threads : butler_n_processors();
     struct butler_model *model = n > 0 ? load(options, false, status) : NULL;
     int made = 0;
     if (n == 0) {

@@ -213,6 +213,17 @@ static void host_attend_block(struct butler_backend *backend, const struct butle
     plain_of(backend)->attend_block(backend, state, q, out, n, window, observe_from);
 }
 
+/* Of one layer's lists after the other: kept, for there is one in every layer of every step. NULL: the session's cache fails. */
+static uint64_t *room_for_units(struct butler_gpu_host *host, size_t n_bytes, const struct butler_layer_state *state)
+{
+    if (host->units_bytes >= n_bytes)
+        return host->units;
+    free(host->units);
+    host->units = butler_alloc(n_bytes, &state->kv->fault);
+    host->units_bytes = host->units ? n_bytes : 0;
+    return host->units;
+}
+
 /* What the lists of the layer's step chose, as the device noted it. */
 static void want_lists(const struct wants *wants, struct butler_backend *backend, const struct butler_lists *lists)
 {
@@ -220,7 +231,7 @@ static void want_lists(const struct wants *wants, struct butler_backend *backend
     const struct butler_selection *selection = state->selection;
     const int unit = state->plan->unit, n = n_slots_of(state);
     const size_t words = selection->words, n_bytes = (size_t)lists->n_lists * words * sizeof(uint64_t);
-    uint64_t *units = butler_alloc(n_bytes, &state->kv->fault);
+    uint64_t *units = room_for_units(gpu_of(backend)->host, n_bytes, state);
     if (!units)
         return;
     plain_of(backend)->download(backend, units, selection->units + (size_t)state->layer * (size_t)state->n_heads * words, n_bytes);
@@ -232,7 +243,6 @@ static void want_lists(const struct wants *wants, struct butler_backend *backend
                 want_slots(wants, head, first, BUTLER_MIN(first + unit, n));
             }
     }
-    free(units);
 }
 
 /* Whether a step wants more than there are copies: then it is like a scan, of which some should be found next time. */
@@ -292,12 +302,6 @@ static void host_exact_weights(struct butler_backend *backend, const struct butl
     plain_of(backend)->exact_weights(backend, state, q, exact);
 }
 
-static bool host_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span)
-{
-    (void)backend, (void)span;
-    return false;
-}
-
 /* --------------------------------------------------------------------------------------------------- making */
 
 static int host_check_plan(const struct butler_backend *backend, const struct butler_plan *plan, enum butler_kv_type type,
@@ -321,6 +325,7 @@ static void host_destroy(struct butler_backend *backend)
     while (host->pools)
         host_free(backend, host->pools->base, 0);
     destroy(backend);
+    free(host->units);
     free(host);
 }
 
@@ -354,7 +359,7 @@ struct butler_backend *butler_gpu_use_host(struct butler_backend *backend, uint6
     backend->attend = host_attend;
     backend->attend_exact = host_attend_exact;
     backend->exact_weights = host_exact_weights;
-    backend->retrieve_fused = host_retrieve_fused;
+    backend->retrieve_fused = NULL;
     backend->check_plan = host_check_plan;
     backend->another = host_another;
     backend->destroy = host_destroy;

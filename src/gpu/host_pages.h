@@ -35,6 +35,8 @@ struct butler_gpu_host {
     struct butler_backend plain; /* the operations, of rows that are on the device */
     uint64_t memory;             /* most bytes of copies, of each pool */
     struct butler_gpu_pages *pools;
+    uint64_t *units; /* [units_bytes / 8] what a layer's lists chose */
+    size_t units_bytes;
 };
 
 /* What an operation moved: pages that it wanted, that were brought here; bytes that went to the device for these; the time. */
