@@ -117,6 +117,7 @@ class Butler:
 
 # --------------------------------------------------------------------------------------------- transformers' model
 
+MODELS = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gemma3": "Gemma3ForCausalLM"}
 LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
          "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
          "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_norm": "post_attention_layernorm"}
@@ -129,8 +130,8 @@ def config_of(read):
     common = dict(hidden_size=read("embedding_length"), num_hidden_layers=read("block_count"), intermediate_size=read("feed_forward_length"),
                   num_attention_heads=read("attention.head_count"), num_key_value_heads=read("attention.head_count_kv"),
                   max_position_embeddings=read("context_length"), rms_norm_eps=read("attention.layer_norm_rms_epsilon"))
-    if read("") == "llama":
-        return transformers.LlamaConfig(**common, rope_parameters={"rope_type": "default", "rope_theta": read("rope.freq_base")})
+    if read("") != "gemma3":
+        return (transformers.LlamaConfig if read("") == "llama" else transformers.Qwen2Config)(**common, rope_parameters={"rope_type": "default", "rope_theta": read("rope.freq_base")})
     ropes = {"full_attention": read("rope.freq_base"), "sliding_attention": 10000.0}
     kinds = ["full_attention" if l % 6 == 5 else "sliding_attention" for l in range(common["num_hidden_layers"])]
     return transformers.Gemma3TextConfig(
@@ -142,8 +143,8 @@ def load(path):
     """(the model with dequantised weights in float32, its architecture)"""
     reader = gguf.GGUFReader(path)
     arch = reader.fields["general.architecture"].contents()
-    if arch not in ("llama", "gemma3"):
-        sys.exit(f"compare_transformers: {path}: architecture {arch}; this script knows llama and gemma3")
+    if arch not in MODELS:
+        sys.exit(f"compare_transformers: {path}: architecture {arch}; this script knows {', '.join(MODELS)}")
 
     def read(key):
         field = reader.fields.get(f"{arch}.{key}")
@@ -154,7 +155,7 @@ def load(path):
     config = config_of(read)
     config.vocab_size, config.tie_word_embeddings = tensors["token_embd.weight"].shape[0], "output.weight" not in tensors
     config._attn_implementation = "eager"
-    model = getattr(transformers, "LlamaForCausalLM" if arch == "llama" else "Gemma3ForCausalLM")(config).float().eval()
+    model = getattr(transformers, MODELS[arch])(config).float().eval()
     state = {}
     for name, value in tensors.items():
         if name == "rope_freqs.weight":
@@ -164,7 +165,7 @@ def load(path):
             heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(parts[2])
             if arch == "llama" and heads:  # GGUF stores pairs that rotate side by side, transformers half a head apart
                 value = value.reshape(heads, -1, 2, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
-            to = f"model.layers.{parts[1]}.{(LAYER if arch == 'llama' else GEMMA_LAYER)[parts[2]]}.weight"
+            to = f"model.layers.{parts[1]}.{(GEMMA_LAYER if arch == 'gemma3' else LAYER)[parts[2]]}.{parts[3]}"
         else:
             to = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}[parts[0]] + ".weight"
         if arch == "gemma3" and "norm" in to:  # transformers adds 1 to a norm's weight, GGUF stores the sum
