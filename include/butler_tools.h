@@ -138,6 +138,8 @@ struct butler_capture {
     void (*attended)(void *user, int layer, int first, int n, const float *q, float *o);
     /* h[n][n_embd], what the feed-forward part takes in. */
     void (*fed)(void *user, int layer, int first, int n, const float *h);
+    /* v[n][n_kv_heads][head_dim], the values that the cache gets. */
+    void (*values)(void *user, int layer, int first, int n, const float *v);
 };
 
 /* From now on the session's passes call these hooks; NULL: no longer. The struct is borrowed. */

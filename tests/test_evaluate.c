@@ -1,5 +1,7 @@
 /* Calls for evaluation and training (butler_tools.h): budgets in tokens, the newest token taken out, policies taken apart, hooks.
  */
+#include <math.h>
+
 #include "fixtures.h"
 #include "butler_tools.h"
 
@@ -145,7 +147,8 @@ static void test_policies(void **state)
 }
 
 struct seen {
-    int layers, attended, fed;
+    int layers, attended, fed, values;
+    float v[BUTLER_MAX_HEAD_DIM]; /* of the first token, its first KV head */
 };
 
 static void see_layer(void *user, int layer, int first, int n, const float *x, const float *h, const float *q, const float *k)
@@ -155,10 +158,22 @@ static void see_layer(void *user, int layer, int first, int n, const float *x, c
     seen->layers++;
 }
 
+static void see_values(void *user, int layer, int first, int n, const float *v)
+{
+    struct seen *seen = user;
+    const struct butler_model_info *info = butler_model_get_info(butler_engine_model(engine));
+    assert_true(layer >= 0 && first == 0 && n == 4);
+    memcpy(seen->v, v, (size_t)info->head_dim * sizeof *v);
+    seen->values++;
+}
+
+/* The first token attends to itself alone. */
 static void see_attended(void *user, int layer, int first, int n, const float *q, float *o)
 {
     struct seen *seen = user;
     assert_true(q && o && layer >= 0 && first == 0 && n == 4);
+    for (int d = 0; d < butler_model_get_info(butler_engine_model(engine))->head_dim; d++)
+        assert_float_equal(o[d], seen->v[d], 1e-3f * fabsf(seen->v[d]) + 1e-6f);
     seen->attended++;
 }
 
@@ -174,15 +189,15 @@ static void test_hooks(void **state)
     const int n_layers = butler_model_get_info(butler_engine_model(engine))->n_layers;
     const int32_t ids[] = {1, 2, 3, 4};
     struct seen seen = {0};
-    const struct butler_capture capture = {BUTLER_INIT(butler_capture), .layer = see_layer, .user = &seen, .attended = see_attended,
-                                           .fed = see_fed};
+    const struct butler_capture capture = {BUTLER_INIT(butler_capture), .layer = see_layer, .user = &seen,
+                                           .attended = see_attended,    .fed = see_fed,     .values = see_values};
     struct butler_engine *beside = butler_engine_clone(engine, 1, 0, NULL);
     struct butler_session *session = beside ? butler_session_new(beside, NULL, NULL) : NULL;
     (void)state;
     assert_non_null(session);
     assert_int_equal(butler_session_set_capture(session, &capture, NULL), 0);
     assert_int_equal(butler_prefill(session, ids, 4, NULL, NULL, NULL), 0);
-    assert_true(seen.layers == n_layers && seen.attended == n_layers && seen.fed == n_layers);
+    assert_true(seen.layers == n_layers && seen.attended == n_layers && seen.fed == n_layers && seen.values == n_layers);
     assert_int_equal(butler_session_set_capture(session, NULL, NULL), 0);
     assert_int_equal(butler_step(session, 5, NULL), 0);
     assert_int_equal(seen.layers, n_layers);

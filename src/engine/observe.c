@@ -70,6 +70,10 @@ static void capture_before(const struct butler_pass *pass, struct butler_part *p
                  n_q = (size_t)(session->shape.n_heads * session->shape.head_dim),
                  n_kv = (size_t)(session->shape.n_kv_heads * session->shape.head_dim);
     struct butler_backend *backend = pass->backend;
+    if (capture && capture->values) {
+        backend->download(backend, s->host_k, s->v + row * n_kv, n * n_kv * sizeof(float));
+        capture->values(capture->user, layer, session->n_past, part->n, s->host_k);
+    }
     if (!capture || !capture->layer)
         return;
     backend->download(backend, s->host_x, s->x + row * n_embd, n * n_embd * sizeof(float));
