@@ -28,8 +28,10 @@ class Llama:
         return np.stack([rotate(h, np.arange(len(x)), self.freq, 1.0, self.dim, True) for h in out]) if rotated else out
 
     def forward(self, ids):
-        """Logits [tokens, vocabulary], and each layer's q·k before scaling, [layers, query heads, tokens, tokens]."""
+        """Logits [tokens, vocabulary], and each layer's q·k before scaling, [layers, query heads, tokens, tokens]. self.values:
+        [layers, KV heads, tokens, dim], self.attention: as q·k, after the softmax."""
         x, dots, group = self.weights["token_embd.weight"][ids], [], self.n_heads // self.n_kv
+        self.values, self.attention = [], []
         hidden = np.triu(np.full((len(ids), len(ids)), -np.inf), 1)
         for l in range(self.n_layers):
             w = lambda name: f"blk.{l}.{name}.weight"
@@ -37,7 +39,9 @@ class Llama:
             q, k = self.heads(h, w("attn_q"), self.n_heads, True), self.heads(h, w("attn_k"), self.n_kv, True)
             v = self.heads(h, w("attn_v"), self.n_kv, False)
             dots.append(np.stack([q[i] @ k[i // group].T for i in range(self.n_heads)]))
-            seen = [np.exp(log_softmax(dots[-1][i] / np.sqrt(self.dim) + hidden)) @ v[i // group] for i in range(self.n_heads)]
+            self.values.append(v)
+            self.attention.append([np.exp(log_softmax(dots[-1][i] / np.sqrt(self.dim) + hidden)) for i in range(self.n_heads)])
+            seen = [self.attention[-1][i] @ v[i // group] for i in range(self.n_heads)]
             x = x + np.concatenate(seen, 1) @ self.weights[w("attn_output")].T
             h = self.norm(x, w("ffn_norm"))
             gate = h @ self.weights[w("ffn_gate")].T

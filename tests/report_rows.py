@@ -74,6 +74,17 @@ def heat(policy, budget):
             "answer": [6, 7]}
 
 
+HEADS = [[round(abs(wobble(i, h)), 3) for h in range(3)] for i in range(6)]
+SHOWN = [{"layer": l, "attention": [round(200 / (1 + (t + l) % 200) + 0.01, 3) for t in range(200)],
+          "norm": [round(3 + wobble(l, t), 3) for t in range(200)]} for l in (0, 5)]
+ATTENTION = [  # task, metric, detail: a model's own attention
+    ("sparsity", "sparsity", {"heads": HEADS}),
+    ("sparsity", "top_tenth", {"tops": [0.01, 0.1, 0.5], "held": [[0.2 + l / 50, 0.5 + l / 50, 0.8 + l / 50] for l in range(6)]}),
+    ("norms", "first_norm", {"heads": HEADS, "shown": SHOWN}),
+    ("norms", "rank_correlation", {"heads": [[-x for x in row] for row in HEADS]}),
+]
+
+
 def all_rows():
     out = []
     for task in TASKS:
@@ -83,6 +94,9 @@ def all_rows():
     layers = [[[1 if a == b else round(0.6 * wobble(i, min(a, b), max(a, b)), 3) for a in range(6)] for b in range(6)] for i in range(6)]
     out.append({"task": "consensus", "policy": "full", "model": "butler-default.gguf", "budget": None, "metric": "correlation", "value": 0.41,
                 "ci": [0.38, 0.44], "n": 512, "length": 512, "kv_read": 1.0, "detail": {"layers": layers}})
+    for task, metric, more in ATTENTION:
+        out.append({"task": task, "policy": "full", "model": "butler-default.gguf", "budget": None, "metric": metric, "value": 0.83,
+                    "ci": [0.8, 0.86], "n": 4, "length": 200, "kv_read": 1.0, "detail": more})
     return out + [heat(policy, 0.5) for policy in ("oracle", "tokenbutler", "quest", "h2o", "streaming")]
 
 

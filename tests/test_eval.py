@@ -662,6 +662,45 @@ def test_consensus_and_heat():
     assert np.allclose(found[1]["kept"], kept)
 
 
+def test_sparsity_and_norms():
+    """The definitions of H2O (weights below 1 % of their row's largest) and VATP (accumulated attention and |v|), over the reference's attention."""
+    n, length = 2, 80
+    common = ("-m", GQA, "--data", TEXT, "--length", length, "--limit", n, "--kv-type", "f32")
+    found = {r["metric"]: r for task in ("sparsity", "norms") for r in rows("eval", task, *common)}
+    llama, text, want = Llama(GQA), ids_of(TEXT.read_text()), {}
+    def add(name, value):
+        want[name] = want.get(name, 0) + np.array(value) / n
+    for i in range(n):
+        at = (len(text) - length + 1) * i // (n - 1)
+        llama.forward(bos() + text[at:at + length - 1])
+        weights, l1 = np.array(llama.attention), np.abs(llama.values).sum(-1)
+        add("sparsity", np.mean([(weights[:, :, t, :t + 1] < 0.01 * weights[:, :, t].max(-1, keepdims=True)).mean(-1) for t in range(length)], 0))
+        sums = weights.sum(2)
+        ranked = np.cumsum(np.sort(sums, -1)[..., ::-1], -1)
+        add("held", np.stack([ranked[..., max(half_up(top * length), 1) - 1] / ranked[..., -1] for top in (0.01, 0.05, 0.1, 0.2, 0.5)], -1).mean(1))
+        grouped = sums.reshape(2, 2, 2, length).sum(2)
+        order = np.argsort(-grouped, -1)
+        ratio = l1 / l1.mean(-1, keepdims=True)
+        add("first_norm", ratio[..., 0])
+        add("top_norm", np.take_along_axis(ratio, order[..., :half_up(0.01 * length)], -1).mean(-1))
+        ranks = [(y[..., None, :] < y[..., None]).sum(-1) + (y[..., None, :] == y[..., None]).sum(-1) / 2 for y in (grouped.round(9), l1.round(9))]
+        add("rank_correlation", [[np.corrcoef(ranks[0][l, h], ranks[1][l, h])[0, 1] for h in range(2)] for l in range(2)])
+        if i == 0:
+            first = {l: (grouped[l].mean(0), l1[l].mean(0)) for l in range(2)}
+    assert 0.01 < want["sparsity"].mean() < 0.99
+    for metric in ("sparsity", "first_norm", "top_norm", "rank_correlation"):
+        row = found[metric]
+        assert np.allclose(row["detail"]["heads"], want[metric], atol=1e-3), metric
+        assert row["value"] == pytest.approx(want[metric].mean(), abs=1e-4) and row["ci"][0] <= row["value"] <= row["ci"][1] and row["n"] == n
+    assert np.allclose(found["top_tenth"]["detail"]["held"], want["held"], atol=1e-5)
+    assert found["top_tenth"]["value"] == pytest.approx(want["held"][:, 2].mean(), abs=1e-5)
+    for shown in found["first_norm"]["detail"]["shown"]:
+        attention, norms = first[shown["layer"]]
+        assert np.allclose(shown["attention"], attention, atol=1e-4) and np.allclose(shown["norm"], norms, rtol=1e-4)
+    for task in ("sparsity", "norms"):
+        refuses(USAGE, "eval", task, *common, *kv("h2o"), says=["full", "h2o", task])
+
+
 # --------------------------------------------------------------------------------------------------- bad input
 
 RECORD = {"ordered_kv_records": [["a", "b"]], "key": "a", "value": "b"}
@@ -721,7 +760,7 @@ def test_the_list_of_tasks():
     """What each needs, for people and for programs; it loads no model."""
     listed = rows("eval", "list", env={**os.environ, "XDG_CACHE_HOME": "/nosuch"})
     shown = butler("eval", "list").stdout
-    assert {"ppl", "coref", "passkey", "kv", "lines", "turns", "chain", "recall", "consensus", "heat", "mc", "longbench", "ruler"} <= {row["task"] for row in listed}
+    assert {"ppl", "coref", "passkey", "kv", "lines", "turns", "chain", "recall", "consensus", "sparsity", "norms", "heat", "mc", "longbench", "ruler"} <= {row["task"] for row in listed}
     for row in listed:
         assert re.search(rf"^{row['task']} +{re.escape(row['summary'])}$", shown, re.M) and row["data"] in shown and row["work"] in shown
         assert row["data"] and row["work"] and all(f"--set {key}={value}:" in shown for key, value in row["options"].items())

@@ -267,6 +267,25 @@ def test_maps(page):
         assert [plain(c) for c in cells] == [f"{100 * g['right'] / 8:.0f}" for g in grid]
 
 
+def test_own_attention(page):
+    """Every head of the maps, every layer's curve, every token of the text and the marks of the most attended ones."""
+    for metric, words in (("sparsity", "Sparsity of every"), ("first_norm", "first token's value"), ("rank_correlation", "Rank correlation")):
+        gallery, = [t for t in page.all("table") if "gallery" in (t.get("class") or "") and words in plain(t[0])]
+        heads = next(d["heads"] for _, m, d in report_rows.ATTENTION if m == metric)
+        assert [plain(t) for t in gallery.iter(XHTML + "title")] == [f"layer {l}, head {h}: {heads[l][h]:.2f}" for l in range(6) for h in range(3)]
+    article = page.chart("held by the most attended tokens")
+    assert {plain(t) for t in article.iter(XHTML + "title")} == {
+        f"layer {l}: {100 * y:.0f} % at {100 * x:.{int(x < 0.09)}f} %" for l in range(6) for x, y in zip((0.01, 0.1, 0.5), (0.2 + l / 50, 0.5 + l / 50, 0.8 + l / 50))}
+    for shown in report_rows.SHOWN:
+        article = page.chart(f"Layer {shown['layer']}")
+        for name, line in zip(("attention", "norm"), article.iter(XHTML + "polyline")):
+            points = np.array([point.split(",") for point in line.get("points").split()], float)
+            drawn = np.log(shown[name]) if name == "attention" else np.array(shown[name])
+            assert (np.diff(points[:, 0]) > 0).all() and np.corrcoef(points[:, 1], drawn)[0, 1] < -0.9999
+        best = np.argsort(shown["attention"])[-2:]
+        assert {plain(t) for t in article.iter(XHTML + "title")} == {f"token {t}: attention {shown['attention'][t]:.3g}, norm {shown['norm'][t]:.3g}" for t in best}
+
+
 def test_lengths_of_a_grid_are_one_map(tmp_path):
     """Depth by length: charts of one task that differ in length have one picture, where dense stands too."""
     cell = {(p, length, d): (i * 7 + j * 3 + k) % 9 / 2 for i, p in enumerate(("full", "h2o:budget=0.25"))
@@ -351,6 +370,7 @@ def test_odd_rows(tmp_path):
             {**base, "kv_read": 0, "value": 0, "budget": 0.3}, {**base, "kv_read": None, "budget": 1024}, {**base, "value": 1e300, "budget": 2},
             {**base, "ci": [-1e300, 1e300], "budget": 3}, {**base, "task": "new", "metric": "unheard", "value": -3},
             {**base, "detail": {"layers": [[], [1, "x"], 3], "grid": [3, {}, {"length": 1}], "by_position": [{}, 1], "mass": [[]]}, "budget": 4},
+            {**base, "metric": "first_norm", "detail": {"heads": [3, []], "held": [[], "x"], "tops": 3, "shown": [{}, 1, {"attention": [0, 2, "x"], "norm": [1]}]}},
             {"task": "heat", "policy": "x", "tokens": [], "kept": []}, {"task": "strange", "policy": "y", "answer": 42},
             {**base, "policy": "quest:page=8,budget=0.1,group=mean", "task": "long"}]
     page = Page(tmp_path, rows)

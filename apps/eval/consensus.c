@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "parts.h"
+#include "attended.h"
 
 struct logits {
     int n, n_heads; /* tokens, heads of a layer */
@@ -64,10 +64,8 @@ static int measure(struct eval_trial *trial, struct butler_error *err)
 static int load(struct eval_run *run, struct butler_error *err)
 {
     const int heads = run->info->n_layers * run->info->n_heads;
-    for (int i = 0; i < run->n_policies; i++)
-        if (run->policies[i].parts.metric)
-            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--kv: consensus measures the model's own attention: 'full', not '%s'",
-                               run->policies[i].text);
+    if (eval_only_full(run, err) < 0)
+        return BUTLER_ERROR_ARGUMENT;
     if (heads > 4096)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "consensus compares all pairs of heads: %d are too many", heads);
     run->n_values = heads * heads;

@@ -105,8 +105,8 @@ struct eval_task {
 
 /* The tasks, listed only here: each(NAME) for struct eval_task eval_NAME. */
 #define EVAL_TASKS(each)                                                                                                           \
-    each(ppl) each(coref) each(passkey) each(kv) each(lines) each(turns) each(chain) each(recall) each(consensus) each(heat)       \
-        each(drafts) each(mc) each(longbench) each(summary) each(ruler) each(speed)
+    each(ppl) each(coref) each(passkey) each(kv) each(lines) each(turns) each(chain) each(recall) each(consensus) each(sparsity)   \
+        each(norms) each(heat) each(drafts) each(mc) each(longbench) each(summary) each(ruler) each(speed)
 #define EVAL_DECLARE(name) extern const struct eval_task eval_##name;
 EVAL_TASKS(EVAL_DECLARE)
 #undef EVAL_DECLARE

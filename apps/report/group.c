@@ -9,12 +9,14 @@
 #include "base/util.h"
 
 static const char *const lower_is_better[] = {"ppl", "bpb", "nll", "loss", "seconds"};
-static const char *const shares[] = {"accuracy",    "coverage", "acc_norm", "f1",   "rouge_1",  "rouge_2", "rouge_l",
-                                     "em",          "edit_sim", "recall",   "mass", "page_hit", "reuse",   "top_half_accuracy",
-                                     "string_match"};
+static const char *const shares[] = {
+    "accuracy",     "coverage", "acc_norm",  "f1",         "rouge_1",  "rouge_2", "rouge_l",
+    "em",           "edit_sim", "recall",    "mass",       "page_hit", "reuse",   "top_half_accuracy",
+    "string_match", "sparsity", "top_tenth", "first_norm", "top_norm"};
 
 /* Metrics for which `full` is no reference: it reads every token, so it does not classify them. */
-static const char *const without_dense[] = {"top_half_accuracy", "page_hit", "reuse", "correlation"};
+static const char *const without_dense[] = {"top_half_accuracy", "page_hit",   "reuse",    "correlation",     "sparsity",
+                                            "top_tenth",         "first_norm", "top_norm", "rank_correlation"};
 /* Tasks with texts of different lengths: a row's length is that of the longest item, so rows are not grouped by it. */
 static const char *const lengths_vary[] = {"coref", "kv", "lines", "mc", "longbench", "summary"};
 

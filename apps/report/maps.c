@@ -108,6 +108,16 @@ static void correlation_write(FILE *out, const struct report_series *series, dou
     }
 }
 
+/* The same of numbers from -1 to 1. */
+static void signed_write(FILE *out, const struct report_series *series, double budget, const char *key)
+{
+    char number[64];
+    struct cells cells = cells_of_matrix(detail_at(series, budget, key));
+    cells_write(out, &cells, "layer", "head", true);
+    fprintf(out, "<small>mean %s</small>", report_number(number, sizeof number, cells_mean(&cells), false));
+    free(cells.values);
+}
+
 /* The different values of one coordinate in a list of pairs, ascending. */
 static int distinct(const json_t *grid, const char *key, double *out, int max)
 {
@@ -340,17 +350,47 @@ static void free_joined(struct report_chart *chart)
 
 /* ------------------------------------------------------------------------------------------------ a chart's maps */
 
+/* What a number for each head is, of metrics whose rows have "heads". */
+static const struct {
+    const char *metric, *caption;
+    void (*write)(FILE *, const struct report_series *, double, const char *);
+} heads[] = {
+    {"sparsity", "Sparsity of every query head (columns) in every layer (rows, the first on top).", recall_write},
+    {"first_norm", "Norm of the first token's value, as a share of the mean (darkest: 90 % and more), by KV head and layer.",
+     recall_write},
+    {"top_norm", "Norm of the most attended tokens' values, as a share of the mean (darkest: 90 % and more), by KV head and layer.",
+     recall_write},
+    {"rank_correlation", "Rank correlation of a token's attention with the norm of its value, by KV head and layer.", signed_write},
+};
+
+/* The map of heads, and pictures of attention. */
+static void own_attention_write(FILE *out, const struct report *report, int index)
+{
+    const struct report_chart *chart = &report->charts[index];
+    for (int i = 0; i < BUTLER_COUNT(heads); i++)
+        if (strcmp(chart->metric, heads[i].metric) == 0) {
+            fprintf(out, "<div class=\"galleries large\">\n");
+            gallery_write(out, report, chart, "heads", heads[i].caption, heads[i].write);
+            fprintf(out, "</div>\n");
+            scale_write(out, heads[i].write == signed_write);
+        }
+    for (int i = 0; i < chart->n; i++)
+        for (int k = 0; k < chart->series[i].n; k++)
+            report_attention_write(out, chart->series[i].rows[k]->detail, index);
+}
+
 void report_maps_write(FILE *out, const struct report *report, int index)
 {
     const struct report_chart *chart = &report->charts[index];
     struct report_chart joined = *chart;
-    bool places = false, grid = false, layers = false, mass = false, correlation = false;
+    bool places = false, grid = false, layers = false, mass = false, correlation = false, own = false;
     for (int i = 0; i < chart->n; i++)
         for (int k = 0; k < chart->series[i].n; k++) {
             const struct report_series *series = &chart->series[i];
             places = places || has_detail(series, k, "by_position");
             grid = grid || has_detail(series, k, "grid");
             mass = mass || has_detail(series, k, "mass");
+            own = own || has_detail(series, k, "heads") || report_attention_has(series->rows[k]->detail);
             if (!has_detail(series, k, "layers"))
                 continue;
             const json_t *first = json_array_get(json_object_get(series->rows[k]->detail, "layers"), 0);
@@ -358,13 +398,15 @@ void report_maps_write(FILE *out, const struct report *report, int index)
             layers = layers || json_is_number(json_array_get(first, 0));
         }
     grid = grid && join_lengths(report, index, &joined);
-    if (!(places || grid || layers || mass || correlation))
+    if (!(places || grid || layers || mass || correlation || own))
         return;
     fprintf(out, "<h3 class=\"maps\">");
     report_chart_title(out, report, &joined);
     fprintf(out, "</h3>\n");
     if (places)
         all_positions_write(out, report, index);
+    if (own)
+        own_attention_write(out, report, index);
     fprintf(out, "<div class=\"galleries\">\n");
     if (grid) {
         gallery_write(out, report, &joined, "grid",

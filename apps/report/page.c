@@ -27,6 +27,11 @@ static const struct {
      "Needles in a long text, chains of variables, words to count, questions: the share of the expected strings."},
     {"recall", "Recall", "The share of the tokens with the most attention that a policy selects."},
     {"consensus", "Consensus of heads", "Whether heads agree on which tokens matter: correlation of their attention."},
+    {"sparsity", "Sparsity of attention",
+     "The share of attention weights below 1 % of the largest that the same query gives, and how much of the attention of a text "
+     "its most attended tokens hold: of the model itself."},
+    {"norms", "Attention and norms of values",
+     "Whether tokens that get much attention have small values: norms of values as shares of the mean, of the model itself."},
 };
 
 static const char *task_title(const char *task)

@@ -1,5 +1,5 @@
 /* From rows of `butler eval` to one page: rows.c reads and checks them, group.c groups and ranks them, page.c writes text and
- * tables, plot.c, maps.c and tokens.c draw, style.c has the style sheet. Only the last five know HTML. */
+ * tables, plot.c, maps.c, attention.c and tokens.c draw, style.c has the style sheet. Only the last six know HTML. */
 #ifndef REPORT_H
 #define REPORT_H
 
@@ -106,6 +106,9 @@ void report_page_write(FILE *out, const struct report *report);
 
 /* Draws the details of a chart's rows: grids, maps, values by position. Writes nothing if there are none. */
 void report_maps_write(FILE *out, const struct report *report, int chart);
+/* Draws the parts "held" and "shown" of a row's details (tasks sparsity and norms), with ids that end in index. */
+bool report_attention_has(const json_t *detail);
+void report_attention_write(FILE *out, const json_t *detail, int index);
 /* Which tokens each policy kept, from the rows of task "heat". */
 void report_tokens_write(FILE *out, const struct report *report);
 

@@ -128,6 +128,11 @@ const char *report_metric_name(const char *metric)
                  {"recall", "recall of the tokens with most attention"},
                  {"mass", "attention mass covered"},
                  {"top_half_accuracy", "tokens classified into the correct half"},
+                 {"sparsity", "attention weights below 1 % of their row's largest"},
+                 {"top_tenth", "attention held by the most attended tenth of the tokens"},
+                 {"first_norm", "norm of the first token's value"},
+                 {"top_norm", "norm of the values with the most attention"},
+                 {"rank_correlation", "rank correlation of attention and norms"},
                  {"page_hit", "page hit rate"},
                  {"reuse", "share of selected tokens that were selected in the step before"}};
     for (int i = 0; i < BUTLER_COUNT(names); i++)
