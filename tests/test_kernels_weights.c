@@ -368,6 +368,12 @@ static void quantising_survives_anything(void **state)
 
 #define GEMV_ROWS 11
 
+/* Whether row r is summed up by its definition, too, which takes an emulator long: of long rows the first and the last. */
+static bool by_definition(int n, int r, int n_rows)
+{
+    return n <= 8192 || r == 0 || r == n_rows - 1;
+}
+
 static void check_gemv(const struct butler_kernels *table, enum butler_type type, int n, int trial, uint64_t *seed)
 {
     static struct guarded in, xs, ys;
@@ -393,12 +399,13 @@ static void check_gemv(const struct butler_kernels *table, enum butler_type type
     for (int r = 0; r < GEMV_ROWS; r++) {
         const unsigned char *row = w + (size_t)r * row_bytes;
         double sum = 0, magnitude = 0;
-        for (int i = 0; i < n; i++) {
+        for (int i = 0; i < n && by_definition(n, r, GEMV_ROWS); i++) {
             struct element e = element(type, row, i);
             sum += e.value * x[i];
             magnitude += e.magnitude * fabs((double)x[i]);
         }
-        assert_near(name, table->isa, n, r, y[r], sum, sum_bound(n, magnitude));
+        if (by_definition(n, r, GEMV_ROWS))
+            assert_near(name, table->isa, n, r, y[r], sum, sum_bound(n, magnitude));
         table->gemv[type](&alone, row, row_bytes, 1, x, n);
         assert_same_bits(name, table->isa, n, r, alone, y[r]);
         static float widened[33024];
@@ -473,8 +480,10 @@ static void check_matmul(const struct butler_kernels *table, enum butler_type ty
                 assert_true(got == canary);
                 continue;
             }
-            double magnitude, sum = offset_product(type, w + r * row_bytes, exact, n, &magnitude);
-            assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
+            if (by_definition(n, (int)r, n_rows)) {
+                double magnitude, sum = offset_product(type, w + r * row_bytes, exact, n, &magnitude);
+                assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
+            }
             table->quantise_q16(one, type, token, n, true, BUTLER_Q16_MAX);
             table->matmul_q16[type](pair, 1, w + r * row_bytes, row_bytes, 1, one, 1, n);
             assert_same_bits(name, table->isa, n, (int)r, pair[0], got);
@@ -563,8 +572,10 @@ static void check_q8(const struct butler_kernels *table, enum butler_type type, 
                 assert_true(got == canary);
                 continue;
             }
-            double magnitude, sum = offset_product(type, w + r * row_bytes, exact, n, &magnitude);
-            assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
+            if (by_definition(n, (int)r, n_rows)) {
+                double magnitude, sum = offset_product(type, w + r * row_bytes, exact, n, &magnitude);
+                assert_near(name, table->isa, n, (int)r, got, sum, sum_bound(n, magnitude));
+            }
             table->matmul_q16[type](&few, 1, w + r * row_bytes, row_bytes, 1, one, 1, n);
             assert_same_bits(name, table->isa, n, (int)r, few, got);
             if (!table->matmul_low[type])

@@ -18,11 +18,11 @@ KNOWN = {("metrics", "kernels")}  # host functions of metrics use kernels
 
 def symbols(folder):
     """(folder, file, kind, name) of every symbol of the objects whose sources are in folders of `folder`."""
-    for path in sorted((BUILD / folder).glob("*/*.o")):
-        if (ROOT / folder / path.parent.name / f"{path.stem}.c").exists():
-            for line in subprocess.run(["nm", path], capture_output=True, text=True, check=True).stdout.splitlines():
-                *_, kind, name = line.split()
-                yield path.parent.name, path.stem, kind, name
+    paths = [path for path in sorted((BUILD / folder).glob("*/*.o")) if (ROOT / folder / path.parent.name / f"{path.stem}.c").exists()]
+    for line in subprocess.run(["nm", "--print-file-name", *paths], capture_output=True, text=True, check=True).stdout.splitlines():
+        path, rest = line.split(".o:", 1)
+        *_, kind, name = rest.split()
+        yield Path(path).parent.name, Path(path).name, kind, name
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ positive_data_acceptance.expected-statuses = [400]
 """)
     s = Server("--api-key", "k", "-c", 4096)
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", tmp_path / "schemathesis.toml", "run", tmp_path / "openapi.json",
-               "--url", f"http://127.0.0.1:{s.port}", "-H", "Authorization: Bearer k", "--phases", "coverage,fuzzing", "--max-examples", "10", "--suppress-health-check", "too_slow",
+               "--url", f"http://127.0.0.1:{s.port}", "-H", "Authorization: Bearer k", "--phases", "coverage,fuzzing", "--max-examples", "5", "--suppress-health-check", "too_slow",
                "--seed", "1", "--generation-database", "none", "--no-color", "--output-truncate", "false",
                *[word for path in ALIASES for word in ("--exclude-path", path)]]
     result = subprocess.run([*map(str, command)], cwd=tmp_path, capture_output=True, text=True, timeout=600,

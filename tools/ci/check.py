@@ -4,7 +4,7 @@
 Stages: style (format, lengths, includes, the binary interface, cppcheck, clang's warnings), plain (C programs and pytest; gcc's
 warnings are one failure beside what the tests say), asan (the C programs and the command line's tests under AddressSanitizer and
 UndefinedBehaviorSanitizer), tsan (what runs threads, under ThreadSanitizer), fuzz (libFuzzer targets, each for some
-seconds, starting from tests/corpus), arm64 (kernels and the logits of quantised models, built for 64-bit ARM and run by
+seconds, starting from tests/corpus; clang's warnings of the library are one failure), arm64 (kernels and the logits of quantised models, built for 64-bit ARM and run by
 an emulator; left out, saying so, where there is no compiler, emulator or library for it). coverage, which runs only where it is
 named, prints the share of the library's lines that the C programs reach. Each stage builds and runs in a copy of the tree without
 build results, build/check/tree-STAGE; with ccache installed what was compiled before is not compiled again. Tests of a stage run
@@ -194,7 +194,8 @@ def style(tree, names, files, args):
     jobs = [Job(f"style/{name}", ["/usr/bin/python3", str(tree / "tools" / "ci" / words[0]), *words[1:]], 600, "script", tree=tree)
             for name, words in tools.items() if args.only in name]
     if args.only in "clang":
-        command = f"make -s -j{os.cpu_count() or 2} CC=clang BUILD=build/clang CFLAGS='-fsyntax-only -Werror' objects && echo 1 passed, 0 failed"
+        library = "LIB_OBJ=" if "fuzz" in args.stages and args.fuzz else ""  # which that stage builds with clang
+        command = f"make -s -j{os.cpu_count() or 2} CC=clang BUILD=build/clang CFLAGS='-fsyntax-only -Werror' {library} objects && echo 1 passed, 0 failed"
         jobs.append(Job("style/clang", ["sh", "-c", command], 600, "script", tree=tree))
     return jobs
 
@@ -229,9 +230,10 @@ def fuzz(tree, names, files, args):
     targets = sorted(f.stem for f in (ROOT / "fuzz").glob("fuzz_*.c") if args.only in f.stem)
     if not targets or args.fuzz == 0:
         return []
-    if not make(tree, ["fuzz"], "FUZZ_CFLAGS=-O0 -g1"):  # built in a quarter of the time; what it finds in seconds is mostly the corpus
+    warnings = []
+    if not make(tree, ["fuzz"], "FUZZ_CFLAGS=-O0 -g1", warnings=warnings):  # built in a quarter of the time; what it finds in seconds is mostly the corpus
         return None
-    jobs = []
+    jobs = [warnings_job("fuzz", warnings)] if warnings else []
     for target in targets:
         if not (tree / "build/fuzz/fuzz" / target).exists():  # the server's, where there is no libevent
             print(f"skip fuzz/{target}: not built here", flush=True)
