@@ -43,6 +43,8 @@ COMMAND_TESTS = {"test_cli", "test_cli_sessions", "test_chat", "test_sampling", 
 
 # Of what the C tests draw at random or repeat, the part that is done where they run many times slower: tests/share.h.
 SLOWER, SLOWEST, EMULATED = ({"BUTLER_TEST_SHARE": share} for share in ("0.1", "0.1", "0.03"))
+# Continuous integration has 25 minutes: there it is a half of the others, too.
+PLAIN = {"BUTLER_TEST_SHARE": "0.5"} if os.environ.get("CI") else {}
 
 # Of what is undefined, all but the use of bad pointers, which AddressSanitizer reports anyway: checks before every access take a third
 # of the time to build.
@@ -205,7 +207,7 @@ def plain(tree, names, files, args):
     if not make(tree, ["all", "lib", *[f"build/tests/{n}" for n in names]], warnings=warnings):
         return None
     told = [warnings_job("plain", warnings)] if warnings else []
-    return told + c_tests(tree, "build", names, "plain") + python_tests(tree, files, "plain")
+    return told + c_tests(tree, "build", names, "plain", PLAIN) + python_tests(tree, files, "plain")
 
 
 def asan(tree, names, files, args):
