@@ -20,6 +20,8 @@ struct tiny {
     const char *arch;
     int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx;
     enum butler_type matrix_type, vector_type;
+    const enum butler_type *types; /* [n_types] of matrices, in turn; NULL: matrix_type */
+    int n_types;
     bool widened; /* matrices in F32, with the values that matrix_type would give them */
     bool tied;
     bool vocab; /* with a tokenizer of n_vocab made-up tokens */
@@ -63,7 +65,7 @@ struct tiny_tensor {
 struct tiny_list {
     const struct tiny *tiny;
     struct tiny_tensor tensors[TINY_MAX_TENSORS];
-    int n;
+    int n, n_matrices;
 };
 
 static inline void tiny_add(struct tiny_list *list, const char *name, int n_dims, int64_t n_cols, int64_t n_rows, float constant)
@@ -75,7 +77,8 @@ static inline void tiny_add(struct tiny_list *list, const char *name, int n_dims
     struct tiny_tensor *t = &list->tensors[list->n++];
     *t = (struct tiny_tensor){.n_dims = n_dims, .dims = {n_cols, n_rows}, .constant = constant};
     snprintf(t->name, sizeof t->name, "%s", name);
-    t->type = n_dims == 2 ? tiny->matrix_type : tiny->vector_type;
+    t->type = n_dims == 1 ? tiny->vector_type : tiny->types ? tiny->types[list->n_matrices % tiny->n_types] : tiny->matrix_type;
+    list->n_matrices += n_dims == 2;
     t->widened = n_dims == 2 && tiny->widened;
     if (tiny->wrong_shape && strcmp(tiny->wrong_shape, name) == 0)
         t->dims[n_dims - 1]++;

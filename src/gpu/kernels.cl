@@ -52,6 +52,13 @@ static int group_scan(LOCAL int *shared, int x, int *total)
 
 /* --------------------------------------------------------------------------------------------------- weights */
 
+/* Blocks are described in src/file/weight_blocks.h. Functions give 32 weights v: of a block, or number j of its eights. */
+
+static int signed_byte(int b)
+{
+    return b < 128 ? b : b - 256;
+}
+
 /* Scale and minimum of sub-block j of a Q4_K or Q5_K block: 6 bits each. */
 static void scale_min(const GLOBAL uchar *s, int j, int *scale, int *min)
 {
@@ -66,6 +73,27 @@ static void load_nibbles(float *v, const GLOBAL uchar *q, const GLOBAL uchar *hi
         v[i] = fma(d, (float)((q[i] & 15) | (bits >> i & 1) << 4), m);
         v[i + 16] = fma(d, (float)(q[i] >> 4 | (bits >> (i + 16) & 1) << 4), m);
     }
+}
+
+/* Nibbles that are indices of a table of 16 signed bytes: low has the first 8. */
+static void load_table(float *v, const GLOBAL uchar *q, float d, ulong low, ulong high)
+{
+    for (int i = 0; i < 32; i++) {
+        const int at = q[i % 16] >> (i / 16 * 4) & 15;
+        v[i] = d * (float)signed_byte((int)((at < 8 ? low : high) >> (at % 8 * 8) & 255));
+    }
+}
+
+static void load_iq4(float *v, const GLOBAL uchar *q, float d)
+{
+    load_table(v, q, d, 0xf6eaddcfbfad9881ul, 0x7159453526190d01ul);
+}
+
+/* Scales of 6 bits, 2 of which lie apart; the nibbles of an eighth are 16 bytes. */
+static void load_iq4_xs(float *v, const GLOBAL uchar *block, int j)
+{
+    const int high = block[2 + j / 4] >> (j % 4 * 2) & 3, low = block[4 + j / 2] >> (j % 2 * 4) & 15;
+    load_iq4(v, block + 8 + j * 16, LOAD_HALF(block) * (float)((low | high << 4) - 32));
 }
 
 static void load_q4_k(float *v, const GLOBAL uchar *block, int j, int five_bits)
@@ -86,9 +114,66 @@ static void load_q6_k(float *v, const GLOBAL uchar *block, int j)
     const GLOBAL uchar *low = block + j / 4 * 64 + j % 2 * 32, *high = block + 128 + j / 4 * 32;
     for (int i = 0; i < 32; i++) {
         const int q = (low[i] >> (j % 4 / 2 * 4) & 15) | (high[i] >> (j % 4 * 2) & 3) << 4;
-        const int s = block[192 + j * 2 + i / 16];
-        v[i] = d * (float)(s < 128 ? s : s - 256) * (float)(q - 32);
+        v[i] = d * (float)signed_byte(block[192 + j * 2 + i / 16]) * (float)(q - 32);
     }
+}
+
+/* Two bits of each weight, of q[64] for a block. */
+static void load_pairs(float *v, const GLOBAL uchar *q, int j)
+{
+    for (int i = 0; i < 32; i++)
+        v[i] = (float)(q[j / 4 * 32 + i] >> (j % 4 * 2) & 3);
+}
+
+static void load_q2_k(float *v, const GLOBAL uchar *block, int j)
+{
+    const float d = LOAD_HALF(block + 80), d_min = LOAD_HALF(block + 82);
+    load_pairs(v, block + 16, j);
+    for (int i = 0; i < 32; i++) {
+        const int s = block[j * 2 + i / 16];
+        v[i] = d * (float)(s & 15) * v[i] - d_min * (float)(s >> 4);
+    }
+}
+
+static void load_q3_k(float *v, const GLOBAL uchar *block, int j)
+{
+    const float d = LOAD_HALF(block + 108);
+    const GLOBAL uchar *scales = block + 96;
+    load_pairs(v, block + 32, j);
+    for (int i = 0; i < 32; i++) {
+        const int g = j * 2 + i / 16, s = (scales[g % 8] >> (g / 8 * 4) & 15) | (scales[8 + g % 4] >> (g / 4 * 2) & 3) << 4;
+        v[i] = d * (float)(s - 32) * (v[i] - (block[i] >> j & 1 ? 0.0f : 4.0f));
+    }
+}
+
+static int power_of_3(int r)
+{
+    return r == 0 ? 1 : r == 1 ? 3 : r == 2 ? 9 : r == 3 ? 27 : 81;
+}
+
+/* Digits to the base 3, 0 to 2 for -d to d: 160 weights are those of 32 bytes, 80 of 16, 16 of 4. A byte times 3^r, modulo 256, is
+ * 256 times a fraction whose first digit is the byte's digit r. */
+static void load_tq1_0(float *v, const GLOBAL uchar *block, int j)
+{
+    const float d = LOAD_HALF(block + 52);
+    for (int k = 0; k < 2; k++) {
+        const GLOBAL uchar *bytes = block + (j < 5 ? k * 16 : 32);
+        const int r = j < 5 ? j : (j - 5) * 2 + k, power = power_of_3(r);
+        if (r < 5)
+            for (int i = 0; i < 16; i++)
+                v[k * 16 + i] = d * (float)(((bytes[i] * power & 255) * 3 >> 8) - 1);
+        else
+            for (int i = 0; i < 16; i++)
+                v[k * 16 + i] = d * (float)(((bytes[16 + i % 4] * power_of_3(i / 4) & 255) * 3 >> 8) - 1);
+    }
+}
+
+static void load_tq2_0(float *v, const GLOBAL uchar *block, int j)
+{
+    const float d = LOAD_HALF(block + 64);
+    load_pairs(v, block, j);
+    for (int i = 0; i < 32; i++)
+        v[i] = d * (v[i] - 1);
 }
 
 /* v[32] = weights [32 at, 32 at + n) of a row of this type, zeros behind them. Types have ggml's numbers. */
@@ -111,7 +196,7 @@ static void load_weights(float *v, int type, const GLOBAL uchar *row, int at, in
     case 8: /* Q8_0 */
         b = row + at * 34;
         for (int i = 0; i < 32; i++)
-            v[i] = LOAD_HALF(b) * (float)(b[2 + i] < 128 ? b[2 + i] : b[2 + i] - 256);
+            v[i] = LOAD_HALF(b) * (float)signed_byte(b[2 + i]);
         break;
     case 2: /* Q4_0 */
         b = row + at * 18;
@@ -137,6 +222,30 @@ static void load_weights(float *v, int type, const GLOBAL uchar *row, int at, in
         break;
     case 14: /* Q6_K */
         load_q6_k(v, row + at / 8 * 210, at % 8);
+        break;
+    case 10: /* Q2_K */
+        load_q2_k(v, row + at / 8 * 84, at % 8);
+        break;
+    case 11: /* Q3_K */
+        load_q3_k(v, row + at / 8 * 110, at % 8);
+        break;
+    case 20: /* IQ4_NL */
+        b = row + at * 18;
+        load_iq4(v, b + 2, LOAD_HALF(b));
+        break;
+    case 23: /* IQ4_XS */
+        load_iq4_xs(v, row + at / 8 * 136, at % 8);
+        break;
+    case 34: /* TQ1_0 */
+        load_tq1_0(v, row + at / 8 * 54, at % 8);
+        break;
+    case 35: /* TQ2_0 */
+        load_tq2_0(v, row + at / 8 * 66, at % 8);
+        break;
+    case 39: /* MXFP4, whose scale is 2^(b[0] - 128) */
+        b = row + at * 17;
+        load_table(v, b + 1, BITS_TO_FLOAT(b[0] < 2 ? 0x200000u << b[0] : (uint)(b[0] - 1) << 23), 0x0c08060403020100ul,
+                   0xf4f8fafcfdfeff00ul);
         break;
     }
 }

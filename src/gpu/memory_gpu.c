@@ -295,34 +295,10 @@ static int gpu_check(struct butler_backend *backend, struct butler_error *err)
     return gpu->fault.code < 0 ? butler_fail(err, gpu->fault.code, "%s", gpu->fault.message) : 0;
 }
 
-/* Types that load_weights in kernels.cl knows. */
-static bool type_has_kernel(enum butler_type type)
-{
-    switch (type) {
-    case BUTLER_F32:
-    case BUTLER_F16:
-    case BUTLER_BF16:
-    case BUTLER_Q8_0:
-    case BUTLER_Q4_0:
-    case BUTLER_Q4_1:
-    case BUTLER_Q5_0:
-    case BUTLER_Q5_1:
-    case BUTLER_Q4_K:
-    case BUTLER_Q5_K:
-    case BUTLER_Q6_K:
-        return true;
-    default:
-        return false;
-    }
-}
-
 static int gpu_bind_weights(struct butler_backend *backend, const struct butler_weights *weights, int n, struct butler_error *err)
 {
     struct butler_gpu *gpu = (struct butler_gpu *)backend;
     for (int i = 0; i < n; i++) {
-        if (!type_has_kernel(weights[i].type))
-            return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "weights of type %s have no kernel on device %s:%d: use --device cpu",
-                               butler_type_name((uint32_t)weights[i].type), gpu->driver->name, gpu->index);
         void *buffer = make_buffer(gpu, weights[i].n_bytes, err);
         if (!buffer || add_region(gpu, (struct butler_gpu_region){weights[i].data, weights[i].n_bytes, buffer, false}, err) < 0) {
             if (buffer)
