@@ -184,8 +184,9 @@ static int read_essay(struct eval_run *run, struct ruler *ruler, struct eval_tex
     char found[PATH_MAX + 64];
     const char *path = eval_option_text(run, "text");
     if (!*path && !butler_find_file("long_text.txt", folders, BUTLER_COUNT(folders), found, sizeof found))
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
-                           "long_text.txt is not where the command was built or installed (butler eval takes another: --set text=FILE)");
+        return butler_fail(
+            err, BUTLER_ERROR_ARGUMENT,
+            "long_text.txt is not where the command was built or installed (butler eval takes another: --set text=FILE)");
     const bool own = *path != 0;
     path = own ? path : found;
     int code = eval_text_read(run, path, bytes, err);
