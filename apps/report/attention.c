@@ -118,15 +118,23 @@ static double across(const struct strip *strip, int token)
     return LEFT + (double)(WIDTH - LEFT - RIGHT) * token / BUTLER_MAX(strip->n - 1, 1);
 }
 
+/* Three digits; without an exponent from 1000 on. */
+static const char *number_of(char out[32], double value)
+{
+    snprintf(out, 32, fabs(value) >= 100 ? "%.0f" : "%.3g", value);
+    return out;
+}
+
 /* One panel: a frame, the ends of its range, a line through all tokens. */
 static void panel_write(FILE *out, const struct strip *strip, int top, const char *label)
 {
+    char high[32], low[32];
     fprintf(out,
             "<rect class=\"frame\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/><text class=\"label\" x=\"%d\" y=\"%d\">%s</text>"
-            "<text class=\"tick\" x=\"%d\" y=\"%d\" text-anchor=\"end\">%.3g</text><text class=\"tick\" x=\"%d\" y=\"%d\" "
-            "text-anchor=\"end\">%.3g</text><polyline class=\"line thin\" points=\"",
-            LEFT, top, WIDTH - LEFT - RIGHT, PANEL, LEFT, top - 6, label, LEFT - 6, top + 10, strip->hi, LEFT - 6, top + PANEL,
-            strip->lo);
+            "<text class=\"tick\" x=\"%d\" y=\"%d\" text-anchor=\"end\">%s</text><text class=\"tick\" x=\"%d\" y=\"%d\" "
+            "text-anchor=\"end\">%s</text><polyline class=\"line thin\" points=\"",
+            LEFT, top, WIDTH - LEFT - RIGHT, PANEL, LEFT, top - 6, label, LEFT - 6, top + 10, number_of(high, strip->hi), LEFT - 6,
+            top + PANEL, number_of(low, strip->lo));
     for (int i = 0; i < strip->n; i++)
         if (isfinite(strip->values[i]))
             fprintf(out, "%.1f,%.1f ", across(strip, i), height_of(strip, strip->values[i], top));
@@ -155,15 +163,16 @@ static double marked_from(const struct strip *attention)
 static void marks_write(FILE *out, const struct strip *attention, const struct strip *norm)
 {
     const double least = marked_from(attention);
+    char numbers[2][32];
     for (int i = 0; i < attention->n && i < norm->n; i++) {
         if (!(attention->values[i] >= least) || !isfinite(attention->values[i]) || !isfinite(norm->values[i]))
             continue;
         const double x = across(attention, i), high = height_of(attention, attention->values[i], TOP),
                      low = height_of(norm, norm->values[i], TOP + PANEL + GAP);
         fprintf(out,
-                "<g class=\"top\"><title>token %d: attention %.3g, norm %.3g</title><circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\"/>"
+                "<g class=\"top\"><title>token %d: attention %s, norm %s</title><circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\"/>"
                 "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\"/></g>\n",
-                i, attention->values[i], norm->values[i], x, high, x, low);
+                i, number_of(numbers[0], attention->values[i]), number_of(numbers[1], norm->values[i]), x, high, x, low);
     }
 }
 
