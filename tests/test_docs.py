@@ -9,7 +9,7 @@ LIMITS = {"README.md": 900, "docs/results.md": 1500, "docs/gate.md": 900, "docs/
           "docs/speed.md": 1500, "docs/prompts.md": 900, "docs/tiers.md": 1000, "docs/lossless.md": 900, "docs/models.md": 1500, "docs/serve/server.md": 1500, "docs/deploy.md": 600, "docs/serve/structured.md": 1300, "docs/serve/tools.md": 1050, "docs/first.md": 600, "docs/serve/page.md": 480, "docs/plugins.md": 700, "docs/serve/surfaces.md": 900, "docs/serve/security.md": 900, "docs/serve/README.md": 200, "docs/testing.md": 900, "docs/kernels.md": 900, "docs/gpu.md": 600, "python/README.md": 600}
 PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md"), ROOT / "python/README.md"])
 FOLDERS = "apps|bench|deploy|docs|examples|fuzz|include|models|python|src|tests|tools"
-MADE = re.compile(r"^(build/|bench/bench_\w+$|models/(smollm2|gemma3-270m)\.gguf$)")  # what make builds and setup fetches
+MADE = re.compile(r"^(build/|bench/bench_\w+$|models/(smollm2|gemma3-270m|qwen2\.5-coder-[01]\.5b)\.gguf$)")  # what make builds and setup fetches
 
 
 def text_of(page):
