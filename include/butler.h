@@ -141,9 +141,9 @@ struct butler_engine_params {
     uint64_t kv_ram;
     const char *kv_folder;
     /* "cpu" or NULL; "cuda:N" or "opencl:N", which butler_device_describe lists; "auto": the first GPU of CUDA that starts, else of
-     * OpenCL, else the CPU: *err then says why a better one is not used, with code 0. A device runs the policies that
-     * docs/gpu.md names; others are BUTLER_ERROR_UNSUPPORTED when a session is made, as are weights without a kernel when the
-     * engine is. */
+     * OpenCL, else the CPU: *err then says why a better one is not used, with code 0. A device may leave a policy's metric to
+     * the CPU (docs/gpu.md), of which butler_policy_check and butler_session_new leave a note, with code 0; policies that it
+     * cannot run are BUTLER_ERROR_UNSUPPORTED when a session is made. */
     const char *device;
 };
 

@@ -191,6 +191,7 @@ static void test_host_sessions(void **state)
         int n_ctx;
     } refusals[] = {{"h2o:budget=16", "attention", 128},
                     {"oracle:budget=16", "exact", 128},
+                    {"random:budget=16", "random", 128},
                     {"streaming:budget=16", "recency", 128},
                     {"quest", "--kv-ram: 32768 bytes of keys and values in memory are too few", 512}};
     for (int i = 0; i < N(refusals); i++) {

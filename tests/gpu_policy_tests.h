@@ -237,8 +237,9 @@ static void test_evict(void **state)
     evict_same(both, BUTLER_KV_F16, ends, false, false);
 }
 
-/* The last token of a prompt is taken out, which a cut has moved: what is left goes on as on the CPU. */
-static void unread_same(const char *policy)
+/* The last token of a prompt is taken out, which a cut has moved, or (n_left > 0) all but the first: what is left goes on as on the
+ * CPU. */
+static void unread_same(const char *policy, int n_left)
 {
     struct butler_error err = {0};
     struct butler_engine *engines[N_BACKENDS];
@@ -247,11 +248,12 @@ static void unread_same(const char *policy)
         engines[b] = engine_on(usual_model, b == GPU ? GPU_DEVICE ":0" : "cpu", 0, &err);
         sessions[b] = session_on(engines[b], policy, BUTLER_KV_F32);
         read_prompt(sessions[b], 40);
-        assert_int_equal(butler_session_unread(sessions[b], &err), 0);
+        assert_int_equal(n_left > 0 ? butler_session_truncate(sessions[b], n_left, &err) : butler_session_unread(sessions[b], &err),
+                         0);
         for (int step = 0; step < 3; step++)
             assert_int_equal(butler_step(sessions[b], 6 + step, &err), 0);
     }
-    compare_logits(sessions[CPU], sessions[GPU], n_vocab_of(engines[CPU]), 1e-4, "a token taken out");
+    compare_logits(sessions[CPU], sessions[GPU], n_vocab_of(engines[CPU]), 1e-4, "tokens taken out");
     for (int b = 0; b < N_BACKENDS; b++) {
         butler_session_free(sessions[b]);
         free_engine(engines[b]);
@@ -265,7 +267,7 @@ static void test_streaming(void **state)
     char path[FIXTURE_PATH];
     begin(state);
     fixture_path(path, usual_model);
-    unread_same("streaming:budget=24");
+    unread_same("streaming:budget=24", 0);
     if (GPU_FEW)
         return;
     sessions_same(path, NULL, "streaming:budget=24", BUTLER_KV_F16, 1e-4);
@@ -297,6 +299,136 @@ static void test_deviation(void **state)
         return;
     sessions_same(path, NULL, "pagestats:budget=24,page=4,std=2", BUTLER_KV_F32, 1e-4);
     passes_and_files(path, NULL, "quest:budget=32,dense=0,bounds=deviation", BUTLER_KV_F16, 1e-4);
+}
+
+/* A plug-in: tokens by q . the sum of the keys of four neighbours, who have one score; but first the one whose slot is how often
+ * the KV head was scored before. */
+enum { SUMMED = 4 };
+
+static void record_sums(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    (void)values;
+    *n_slots = SUMMED;
+    *n_bytes = (size_t)shape->head_dim * sizeof(float);
+}
+
+static void append_sums(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                        int first, int n)
+{
+    float key[BUTLER_MAX_HEAD_DIM];
+    (void)values;
+    for (int slot = first / SUMMED * SUMMED; slot < first + n; slot++) {
+        float *sum = butler_view_record(view, slot / SUMMED);
+        butler_view_key(view, slot, key);
+        for (int d = 0; d < shape->head_dim; d++)
+            sum[d] = (slot % SUMMED > 0 ? sum[d] : 0) + key[d];
+    }
+}
+
+static size_t bytes_of_count(const struct butler_metric_shape *shape, const double *values)
+{
+    (void)shape, (void)values;
+    return sizeof(int);
+}
+
+static void count_scored(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                         const float *q, int n_q)
+{
+    (void)shape, (void)values, (void)q, (void)n_q;
+    ++*(int *)butler_view_state(view);
+}
+
+static void score_key_sums(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                           const struct butler_score_request *request)
+{
+    const int dim = shape->head_dim, first = *(int *)butler_view_state(view);
+    (void)values;
+    for (int i = 0; i < request->n_q; i++)
+        for (int j = 0; j < request->n; j++) {
+            const float *sum = butler_view_record(view, (request->first + j) / SUMMED);
+            float *score = request->out + (size_t)i * request->stride + j;
+            *score = request->first + j == first ? 1000 : 0;
+            for (int d = 0; d < dim; d++)
+                *score += request->q[i * dim + d] * sum[d];
+        }
+}
+
+static const struct butler_metric key_sums = {
+    .abi = BUTLER_METRIC_ABI,
+    .name = "key_sums",
+    .scale = BUTLER_SCORE_LOGIT,
+    .reads_keys = true,
+    .weighing = BUTLER_WEIGH_NOTHING,
+    .record = record_sums,
+    .head_bytes = bytes_of_count,
+    .append = append_sums,
+    .begin_score = count_scored,
+    .score = score_key_sums,
+};
+
+/* Metrics without kernels run on the CPU, and it is said; attention is the device's. */
+static void noted(const char *model, const char *policy)
+{
+    struct butler_error err = {0}, checked = {0};
+    struct butler_engine *engine = engine_of(model, GPU_DEVICE ":0", 0, &err);
+    const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .n_ctx = 64, .policy = policy};
+    assert_int_equal(butler_policy_check(engine, "full", &checked), 0);
+    assert_string_equal(checked.message, "");
+    assert_int_equal(butler_policy_check(engine, policy, &checked), 0);
+    struct butler_session *session = butler_session_new(engine, &params, &err);
+    assert_non_null(session);
+    assert_int_equal(err.code | checked.code, 0);
+    assert_string_equal(err.message, checked.message);
+    if (!strstr(err.message, "metric key_sums runs on the CPU"))
+        fail_msg("%s", err.message);
+    read_prompt(session, 30);
+    const uint64_t before = butler_gpu_launches(engine->backend, "attend");
+    assert_int_equal(butler_step(session, 3, &err), 0);
+    assert_true(butler_gpu_launches(engine->backend, "attend") > before);
+    assert_int_equal(butler_gpu_launches(engine->backend, "choose_units"), 0);
+    butler_session_free(session);
+    free_engine(engine);
+}
+
+static void test_on_cpu(void **state)
+{
+    const struct {
+        const char *policy;
+        enum butler_kv_type type;
+        const char *model;
+    } cases[] = {{"key_sums:budget=24,group=mean,every=2", BUTLER_KV_F16, usual_model},
+                 {"key_sums:method=evict,budget=24", BUTLER_KV_F32, usual_model},
+                 {"keydiff:budget=24", BUTLER_KV_F16, usual_model},
+                 {"snapkv:budget=24,recent=8,window=8", BUTLER_KV_F16, usual_model},
+                 {"scissorhands:budget=24", BUTLER_KV_F32, usual_model},
+                 {"tova:budget=24", BUTLER_KV_F16, usual_model},
+                 {"h2o+vatp:budget=60", BUTLER_KV_F32, usual_model},
+                 {"random:budget=24,share=query", BUTLER_KV_F16, usual_model},
+                 {"knorm:budget=24,dense=1", BUTLER_KV_F16, usual_model},
+                 {"fier:budget=24,dense=0,scan=2", BUTLER_KV_F16, usual_model},
+                 {"quest:budget=32,dense=0,share=layer", BUTLER_KV_F32, usual_model},
+                 {"oracle:mass=0.6", BUTLER_KV_F32, usual_model},
+                 {"random:budget=24", BUTLER_KV_F16, "models/gemma3.gguf"},
+                 {"keydiff:budget=24", BUTLER_KV_F32, "models/gpt-oss.gguf"}};
+    char path[FIXTURE_PATH];
+    struct tiny tiny = tiny_default;
+    begin(state);
+    plugged = &key_sums;
+    fixture_path(path, usual_model);
+    noted(path, "key_sums:budget=16");
+    for (int c = GPU_FEW; c < N(cases); c += GPU_FEW ? 4 : 1) {
+        fixture_path(path, cases[c].model);
+        sessions_same(path, NULL, cases[c].policy, cases[c].type, 1e-4);
+    }
+    tiny.arch = "qwen2";
+    tiny.head_dim = 64;
+    tiny_write(tiny_path("on_cpu.gguf"), &tiny);
+    sessions_same(tiny_path("on_cpu.gguf"), NULL, "key_sums:budget=24", BUTLER_KV_Q8_0, 1e-3);
+    fixture_path(path, usual_model);
+    unread_same("keydiff:method=retrieve,budget=24", 34);
+    if (!GPU_FEW)
+        passes_and_files(path, NULL, "keydiff:budget=24", BUTLER_KV_F32, 1e-4);
+    plugged = NULL;
 }
 
 #endif

@@ -4,8 +4,11 @@
 #define GPU_FEW 0
 #include "gpu_tests.h"
 
-int main(void)
+/* argv[1]: a pattern of tests' names; else all run. */
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     butler_opencl_use(&(struct butler_opencl){0}); /* drivers are not built for sanitizers: test_simt.c is */
 #endif

@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -87,6 +88,17 @@ def test_command():
     args = ["run", "-m", GQA, "-p", "It was", "-n", 2, "--temp", 0, "--kv", "tinyserve:budget=16"]
     assert on_fake(*args, "--device", "cuda:0").stdout == butler(*args).stdout
     assert re.search(r"^device +cuda:0: fake, ", on_fake("info", "-m", GQA, "--device", "auto").stdout, re.M)
+
+
+@needs_fake
+def test_metric_on_the_cpu(tmp_path):
+    """A plug-in has no kernels: the same text as on the CPU, and a note says it once."""
+    plugin = tmp_path / "value_norm.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", f"-I{ROOT}/include", str(ROOT / "examples/plugin.c"), "-o", str(plugin), "-lm"], check=True)
+    args = ["run", "-m", GQA, "-p", PROMPT, "-n", 2, "--temp", 0, "--plugin", plugin, "--kv", "value_norm:budget=8"]
+    result = on_fake(*args, "--device", "cuda:0")
+    assert result.stdout == butler(*args).stdout
+    assert result.stderr.count("note: --kv value_norm:budget=8: metric value_norm runs on the CPU") == 1
 
 
 @needs_fake

@@ -115,11 +115,15 @@ static int prepare(struct cmd_options *options, struct butler_engine *engine)
     if (uses_predictors(options) && (status = attach_predictors(options, engine)) != CMD_DONE)
         return status;
     cmd_auto_open(options, engine);
-    for (int i = 0; i < options->kv.n; i++)
+    for (int i = 0; i < options->kv.n; i++) {
+        err = (struct butler_error){0};
         if (butler_policy_check(engine, options->kv.values[i], &err) < 0) {
             cmd_say(options, "--kv: %s", err.message);
             return CMD_USAGE;
         }
+        if (err.message[0])
+            cmd_say(options, "note: --kv %s: %s", options->kv.values[i], err.message);
+    }
     for (int i = 0; options->given[CMD_LOSSLESS] && !options->load_session && i < options->kv.n; i++)
         if (!cmd_drafts_under(engine, options->kv.values[i], &err)) {
             cmd_say(options, "--lossless: %s", err.message);

@@ -9,6 +9,7 @@
 #include "engine/engine.h"
 #include "gpu/backend_gpu.h"
 #include "gpu/host_gpu.h"
+#include "gpu/metric_gpu.h"
 #include "metrics/registry.h"
 
 /* Drivers of devices, in the order in which --device auto asks them. */
@@ -80,9 +81,8 @@ static struct butler_backend *make_backend(const struct butler_model *model, con
     struct butler_backend *cpu = butler_backend_cpu(pool, params->isa, err);
     if (!cpu || !device.driver)
         return cpu && params->kv_ram > 0 ? butler_spill_backend(cpu, &spill, err) : cpu;
-    const struct butler_kernels *kernels = cpu->kernels;
-    butler_backend_free(cpu);
-    struct butler_backend *gpu = butler_backend_gpu(pool, kernels, device.driver, device.index, model->cache_folder, err);
+    struct butler_backend *gpu = butler_gpu_use_metrics(
+        butler_backend_gpu(pool, cpu->kernels, device.driver, device.index, model->cache_folder, err), cpu, err);
     return gpu && params->kv_ram > 0 ? butler_gpu_use_host(gpu, params->kv_ram, err) : gpu;
 }
 

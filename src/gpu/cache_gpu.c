@@ -379,29 +379,40 @@ static void gpu_exact_weights(struct butler_backend *backend, const struct butle
 
 /* ------------------------------------------------------------------------------------------------------- plans */
 
+bool butler_gpu_has_kernels(const struct butler_plan *plan, int group)
+{
+    const struct butler_reduction *r = &plan->reduction;
+    const bool keys = plan->metric && !strcmp(plan->metric->name, "exact");
+    const bool sums = sums_attention(plan) && plan->share == BUTLER_SHARE_KV && r->weigh == BUTLER_WEIGH_NOT && !r->probabilities;
+    const bool newest = plan->newest && !strcmp(plan->metric->name, "recency");
+    if (plan->method == BUTLER_EVICT)
+        return plan->unit == 1 && !plan->unrotated && (newest || sums);
+    return !plan->metric || ((bounds_pages(plan) || keys || has_bits(plan)) && plan->share != BUTLER_SHARE_LAYER && r->logits &&
+                             !r->zscores && !r->probabilities && r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 &&
+                             plan->value_norm == BUTLER_NORM_NONE && butler_list_heads(plan->share, group) <= GPU_MOST_HEADS);
+}
+
 static int gpu_check_plan(const struct butler_backend *backend, const struct butler_plan *plan, enum butler_kv_type type, int group,
                           struct butler_error *err)
 {
     const struct butler_gpu *gpu = (const struct butler_gpu *)backend;
-    const struct butler_reduction *r = &plan->reduction;
     const int list_heads = butler_list_heads(plan->share, group);
-    const bool keys = plan->metric && !strcmp(plan->metric->name, "exact");
-    const bool sums = sums_attention(plan) && plan->share == BUTLER_SHARE_KV && r->weigh == BUTLER_WEIGH_NOT && !r->probabilities;
-    const bool evicts = plan->method == BUTLER_EVICT && plan->unit == 1 && !plan->unrotated && (plan->newest || sums);
-    const bool known = (bounds_pages(plan) || keys || has_bits(plan)) && plan->method == BUTLER_RETRIEVE &&
-                       plan->share != BUTLER_SHARE_LAYER && r->logits && !r->zscores && !r->probabilities &&
-                       r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 && plan->value_norm == BUTLER_NORM_NONE;
     (void)type;
     if (group % list_heads != 0)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "device %s:%d has no kernels for subgroups of different sizes: share=%d does not divide the %d query "
                            "heads of a KV head; use share=kv, share=query or --device cpu",
                            gpu->driver->name, gpu->index, list_heads, group);
-    if (plan->metric && !evicts && (!known || list_heads > GPU_MOST_HEADS))
+    if (butler_gpu_has_kernels(plan, group))
+        return 0;
+    if (!butler_gpu_metric_on_cpu(gpu, plan, group))
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve, pagestats, fier, "
                            "oracle, streaming, h2o or --device cpu",
                            gpu->driver->name, gpu->index, plan->metric->name);
+    butler_fail(err, 0,
+                "metric %s runs on the CPU, over keys and values that it downloads: device %s:%d has no kernels for this policy",
+                plan->metric->name, gpu->driver->name, gpu->index);
     return 0;
 }
 

@@ -81,9 +81,10 @@ struct butler_gpu {
     void *products; /* the driver's library of products, for this device; NULL: it has none */
     void *staging;  /* numbers that an operation is given in host memory, or gives there */
     size_t staging_bytes;
-    struct butler_gpu_host *host; /* pages of the cache that are in host memory (host_gpu.h); or NULL */
-    int index;                    /* of opencl:N or cuda:N */
-    const char *folder;           /* where compiled kernels may be kept between processes, the caller's; or NULL */
+    struct butler_gpu_host *host;       /* pages of the cache that are in host memory (host_gpu.h); or NULL */
+    struct butler_gpu_metrics *metrics; /* what runs metrics without kernels (metric_gpu.h); or NULL */
+    int index;                          /* of opencl:N or cuda:N */
+    const char *folder;                 /* where compiled kernels may be kept between processes, the caller's; or NULL */
     struct butler_gpu_info info;
     char label[192]; /* "device cuda:0 (its name)", for errors */
     struct butler_error fault;
@@ -171,6 +172,11 @@ void butler_gpu_stage(struct butler_gpu *gpu, const void *host, size_t offset, s
 /* Makes the staging buffer at least so large; its contents are lost then. */
 bool butler_gpu_reserve_staging(struct butler_gpu *gpu, size_t n_bytes);
 void butler_gpu_read_staging(struct butler_gpu *gpu, void *host, size_t n_bytes);
+
+/* Whether all that a plan needs of a device has kernels; group: query heads of a KV head. If not, whether the CPU does the rest
+ * (metric_gpu.c). */
+bool butler_gpu_has_kernels(const struct butler_plan *plan, int group);
+bool butler_gpu_metric_on_cpu(const struct butler_gpu *gpu, const struct butler_plan *plan, int group);
 
 /* Fills in the operations: on memory (memory_gpu.c), on the cache (cache_gpu.c). */
 void butler_gpu_use_memory(struct butler_backend *backend);

@@ -310,7 +310,7 @@ static int host_check_plan(const struct butler_backend *backend, const struct bu
     const struct butler_gpu *gpu = (const struct butler_gpu *)backend;
     const bool keys = plan->metric && !strcmp(plan->metric->name, "exact");
     const int code = gpu->host->plain.check_plan(backend, plan, type, group, err);
-    if (code < 0 || (plan->method != BUTLER_EVICT && !keys))
+    if (code < 0 || (plan->method != BUTLER_EVICT && !keys && butler_gpu_has_kernels(plan, group)))
         return code;
     return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                        "device %s:%d has all pages of this policy (metric %s), none in host memory: use full, quest, tinyserve, "
