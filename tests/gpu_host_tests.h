@@ -36,6 +36,8 @@ static struct butler_engine *host_engine(uint64_t kv_ram, struct butler_error *e
     struct butler_engine *engine = model ? butler_engine_new(model, &params, err) : NULL;
     if (!engine)
         fail_msg("%s", err->message);
+    if (with_predictors)
+        attach_both(engine, false);
     counting = GPU_DRIVER;
     counting.upload = count_upload;
     ((struct butler_gpu *)engine->backend)->driver = &counting;
@@ -115,10 +117,14 @@ static void test_host(void **state)
                  {"tinyserve:budget=32", BUTLER_KV_F16, false},
                  {"quest:budget=16,page=4,dense=0,share=query,every=3", BUTLER_KV_F16, true},
                  {"fier:budget=12,dense=1", BUTLER_KV_F16, true},
+                 {"tokenbutler2:budget=32,on_top=0,sinks=2,recent=3,page=16", BUTLER_KV_F16, true},
+                 {"tokenbutler:budget=32", BUTLER_KV_F16, true},
                  {"full", BUTLER_KV_F16, true}};
     struct butler_error err = {0};
     begin(state);
+    with_predictors = 1;
     struct butler_engine *all = host_engine(0, &err), *layer = host_engine(16 * HOST_PAGE, &err);
+    with_predictors = 0;
     for (int c = 0; c < (GPU_FEW ? 1 : N(cases)); c++)
         host_same(all, layer, cases[c].policy, cases[c].type, cases[c].whole);
     free_engine(layer);

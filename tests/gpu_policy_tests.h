@@ -3,17 +3,26 @@
 #ifndef GPU_POLICY_TESTS_H
 #define GPU_POLICY_TESTS_H
 
+#include "engine/predict.h"
 #include "kernels/kernels.h"
 
-/* One-bit keys have the CPU's bytes, and scores of them its bits: of the portable kernels, for others round in between. The tokens
- * come in two parts, so that the second finds a group that is being filled. */
-static void one_bit_same(struct both *both, enum butler_kv_type type, int dim, int g, int means, const float *shifts)
+/* What a metric records of keys, and its scores for queries. */
+struct record_case {
+    const struct butler_plan *plan;
+    enum butler_kv_type type;
+    int dim, layer;
+    const float *shifts;
+    struct butler_predict *predict[N_BACKENDS]; /* or NULL */
+    double tolerance;                           /* of scores */
+};
+
+/* Records have the CPU's bytes, and scores of them its bits where the tolerance is 0: of the portable kernels, for others round in
+ * between. The tokens come in two parts, so that the second finds a record that is being filled. */
+static void records_same(struct both *both, const struct record_case *c)
 {
     enum { FIRST = 20, HEADS = 4, STRIDE = 64 };
-    const struct butler_plan plan = {
-        .metric = &butler_metric_one_bit, .values = {g, 1, means}, .unit = 1, .score_slots = 1, .reduction = {.pool = 1}};
-    const size_t n = (size_t)(CACHE_SLOTS * 2 * dim);
-    const int k = array(both, n, 1), v = array(both, n, 2), q = array(both, (size_t)(HEADS * dim), 3),
+    const size_t n = (size_t)(CACHE_SLOTS * 2 * c->dim);
+    const int k = array(both, n, 1), v = array(both, n, 2), q = array(both, (size_t)(HEADS * c->dim), 3),
               s = array(both, HEADS * STRIDE, 4);
     struct cache caches[N_BACKENDS];
     unsigned char *found[N_BACKENDS];
@@ -21,32 +30,43 @@ static void one_bit_same(struct both *both, enum butler_kv_type type, int dim, i
     for (int b = 0; b < N_BACKENDS; b++) {
         struct cache *cache = &caches[b];
         struct butler_kv *kv = &cache->kv;
-        make_cache(cache, both->on[b], type, dim, shifts);
+        make_cache(cache, both->on[b], c->type, c->dim, c->shifts);
         cache->shape.n_heads = kv->n_heads = HEADS;
+        cache->shape.group = HEADS / 2;
         if (b == CPU)
             kv->kernels = &butler_kernels_ref;
-        butler_metric_one_bit.record(&cache->shape, plan.values, &kv->record_slots, &kv->record_bytes);
+        if ((kv->predict = c->predict[b]))
+            butler_predictor_shape(kv->predict->predictor, &cache->shape);
+        c->plan->metric->record(&cache->shape, c->plan->values, &kv->record_slots, &kv->record_bytes);
         bytes = 2 * kv->records_stride;
         struct butler_workspace work = {.scores = both->arrays[b][s], .score_stride = STRIDE};
-        struct butler_layer_state layer = {
-            .plan = &plan, .shape = &cache->shape, .kv = kv, .work = &work, .traffic = &cache->traffic, .n_heads = HEADS};
+        struct butler_layer_state layer = {.plan = c->plan,
+                                           .shape = &cache->shape,
+                                           .kv = kv,
+                                           .work = &work,
+                                           .traffic = &cache->traffic,
+                                           .layer = c->layer,
+                                           .n_heads = HEADS};
         for (int first = 0, end = FIRST; first < CACHE_SLOTS; first = end, end = CACHE_SLOTS) {
-            cache->heads[0].n_slots = cache->heads[1].n_slots = end;
+            for (int h = 0; h < N(cache->heads); h++)
+                cache->heads[h].n_slots = end;
             layer.summarise_from = first;
-            EACH(b, append, &layer, both->arrays[b][k] + first * 2 * dim, both->arrays[b][v] + first * 2 * dim, end - first);
+            EACH(b, append, &layer, both->arrays[b][k] + first * 2 * c->dim, both->arrays[b][v] + first * 2 * c->dim, end - first);
         }
         EACH(b, score, &layer, both->arrays[b][q], false);
         found[b] = malloc(bytes);
         EACH(b, download, found[b], kv->records, bytes);
     }
     assert_memory_equal(found[CPU], found[GPU], bytes);
+    assert_int_equal(caches[CPU].traffic.metric_bytes > 0, caches[GPU].traffic.metric_bytes > 0);
     for (int b = 0; b < N_BACKENDS; b++) {
         free_cache(&caches[b]);
         free(found[b]);
     }
-    compare(both, s, 0, "scores of one-bit keys");
+    compare(both, s, c->tolerance, c->plan->metric->name);
 }
 
+/* One-bit keys. */
 static void test_one_bit(void **state)
 {
     static const int dims[] = {64, 96, 70, 128}; /* of which 70 is no multiple of what a bit's byte has channels */
@@ -59,9 +79,90 @@ static void test_one_bit(void **state)
     for (int c = 0; c < BUTLER_N_KV_TYPES * N(dims) * 4; c += GPU_FEW ? 5 : 1) {
         const enum butler_kv_type type = (enum butler_kv_type)(c % BUTLER_N_KV_TYPES);
         const int dim = dims[c / BUTLER_N_KV_TYPES % N(dims)], which = c / BUTLER_N_KV_TYPES / N(dims);
+        const struct butler_plan plan = {.metric = &butler_metric_one_bit,
+                                         .values = {which % 2 ? 64 : 32, 1, which / 2},
+                                         .unit = 1,
+                                         .score_slots = 1,
+                                         .reduction = {.pool = 1}};
         if (butler_kv_row_bytes(type, dim) > 0)
-            one_bit_same(both, type, dim, which % 2 ? 64 : 32, which / 2, which % 2 ? shifts : NULL);
+            records_same(both, &(struct record_case){&plan, type, dim, 0, which % 2 ? shifts : NULL, {NULL}, 0});
     }
+}
+
+/* Predicted keys and their scores: of version 1 as they are given, of version 2 from stored keys; one or two for a KV head, queries
+ * by themselves and combined. */
+static void test_predicted(void **state)
+{
+    static const struct {
+        int version, d, bits, n_keys; /* bits: 0, 1, 2 for 4, 8, 16; n_keys: of a KV head */
+        bool combined;
+        enum butler_kv_type type;
+    } cases[] = {{2, 16, 0, 1, true, BUTLER_KV_F16},  {1, 20, 0, 2, false, BUTLER_KV_F32}, {2, 128, 1, 1, false, BUTLER_KV_Q8_0},
+                 {1, 12, 1, 1, true, BUTLER_KV_F16},  {2, 4, 2, 1, false, BUTLER_KV_F32},  {2, 20, 0, 1, false, BUTLER_KV_Q8_0},
+                 {1, 16, 2, 2, false, BUTLER_KV_F16}, {1, 12, 2, 1, true, BUTLER_KV_Q8_0}};
+    enum { DIM = 64, MOST_D = 128, HEADS = 4 };
+    static float shifts[4 * DIM];
+    struct both *both = begin(state);
+    for (int i = 0; i < N(shifts); i++)
+        shifts[i] = (float)(i % 9) - 4;
+    const struct butler_weights bound = {shifts, sizeof shifts, BUTLER_F32};
+    assert_int_equal(both->on[GPU]->bind_weights(both->on[GPU], &bound, 1, NULL), 0);
+    for (int i = 0; i < N(cases); i += GPU_FEW ? 3 : 1) {
+        const int version = cases[i].version, d = cases[i].d, n_keys = cases[i].n_keys;
+        struct butler_predictor predictor = {
+            .sizes = {.version = version, .n_layers = 2, .n_heads = HEADS, .n_kv_heads = 2, .head_dim = DIM, .d = d}};
+        predictor.sizes.n_key_heads = 2 * n_keys;
+        const int projections = array(both, (size_t)(2 * d * DIM), 5), queries = array(both, (size_t)(2 * HEADS * d), 6),
+                  keys = array(both, (size_t)(CACHE_SLOTS * 2 * n_keys * d), 7);
+        struct butler_predict_scratch scratch[N_BACKENDS];
+        struct butler_predict predict[N_BACKENDS];
+        for (int b = 0; b < N_BACKENDS; b++) {
+            scratch[b] = (struct butler_predict_scratch){.projections = both->arrays[b][projections]};
+            predict[b] = (struct butler_predict){.predictor = &predictor,
+                                                 .scratch = &scratch[b],
+                                                 .queries = both->arrays[b][queries],
+                                                 .keys = both->arrays[b][keys]};
+        }
+        const struct butler_plan plan = {
+            .metric = version == 1 ? &butler_metric_predicted : &butler_metric_predicted2,
+            .values = {cases[i].bits, 1, 1},
+            .unit = 1,
+            .score_slots = 1,
+            .reduction = {.rows = cases[i].combined ? BUTLER_ROWS_COMBINED : BUTLER_ROWS_QUERY, .pool = 1}};
+        records_same(both, &(struct record_case){.plan = &plan,
+                                                 .type = cases[i].type,
+                                                 .dim = DIM,
+                                                 .layer = 1,
+                                                 .shifts = shifts,
+                                                 .predict = {&predict[CPU], &predict[GPU]},
+                                                 .tolerance = cases[i].combined || cases[i].bits == 2 ? 1e-6 : 0});
+    }
+}
+
+/* TokenButler by random predictors: the logits and the lists of the CPU, whose portable kernels give the scores that a device does;
+ * a session that one of them saved goes on on the other. */
+static void test_tokenbutler(void **state)
+{
+    static const struct {
+        const char *policy;
+        enum butler_kv_type type;
+        int predictors;
+    } cases[] = {{"tokenbutler2:budget=24,on_top=0,sinks=2,recent=3", BUTLER_KV_F16, 1},
+                 {"tokenbutler:budget=24", BUTLER_KV_F16, 1},
+                 {"tokenbutler2:budget=32,on_top=0,sinks=0,recent=0,group=max,page=4,every=2", BUTLER_KV_F32, 2},
+                 {"tokenbutler:budget=24,keys=int8", BUTLER_KV_F32, 2},
+                 {"tokenbutler2:budget=24,on_top=0,sinks=2,recent=3,keys=f16,normalise=softmax,group=max", BUTLER_KV_F16, 1},
+                 {"tokenbutler:budget=24,keys=f16,share=query,every=3", BUTLER_KV_F16, 2}};
+    char model[FIXTURE_PATH];
+    begin(state);
+    fixture_path(model, usual_model);
+    for (int c = 0; c < N(cases); c += GPU_FEW ? 3 : 1) {
+        with_predictors = cases[c].predictors;
+        sessions_same(model, "ref", cases[c].policy, cases[c].type, 1e-4);
+        if (c < (GPU_FEW ? 0 : 2))
+            passes_and_files(model, "ref", cases[c].policy, cases[c].type, 1e-4);
+    }
+    with_predictors = 0;
 }
 
 /* Tokens and pages of one-bit keys: the logits and the lists of the CPU, whose portable kernels give the scores that a device does;

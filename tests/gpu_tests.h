@@ -17,6 +17,7 @@
 #include "gpu/backend_gpu.h"
 #include "gpu/opencl_api.h"
 #include "metrics/registry.h"
+#include "random_predictor.h"
 #include "tiny_model.h"
 
 #define N(array) ((int)(sizeof(array) / sizeof *(array)))
@@ -309,12 +310,12 @@ static void test_selection(void **state)
 struct cache {
     struct butler_backend *backend;
     struct butler_kv kv;
-    struct butler_kv_head heads[2];
+    struct butler_kv_head heads[4]; /* of layer 0; layer 1 has the same, for metrics that layer 0 has not */
     struct butler_metric_shape shape;
     struct butler_traffic traffic;
 };
 
-enum { CACHE_SLOTS = 37, CACHE_PAGE = 16, CACHE_MOST = 64, CACHE_TABLE = 1 + 2 * CACHE_MOST };
+enum { CACHE_SLOTS = 37, CACHE_PAGE = 16, CACHE_MOST = 64, CACHE_TABLE = 1 + 2 * CACHE_MOST, CACHE_RECORDS = 8192 };
 
 static void make_cache(struct cache *cache, struct butler_backend *backend, enum butler_kv_type type, int dim, const float *shifts)
 {
@@ -333,7 +334,7 @@ static void make_cache(struct cache *cache, struct butler_backend *backend, enum
     kv->key_shifts = kv->hadamard ? shifts : NULL;
     kv->record_slots = CACHE_PAGE;
     kv->record_bytes = (size_t)dim * 4;
-    kv->records_stride = 4 * kv->record_bytes;
+    kv->records_stride = CACHE_RECORDS;
     kv->records = backend->alloc(backend, 2 * kv->records_stride, true, NULL);
     uint32_t *tables = backend->alloc(backend, 2 * CACHE_TABLE * sizeof *tables, true, NULL); /* positions and order follow */
     assert_true(kv->pool && kv->records && tables);
@@ -341,6 +342,7 @@ static void make_cache(struct cache *cache, struct butler_backend *backend, enum
         cache->heads[h] = (struct butler_kv_head){
             .table = tables + h * CACHE_TABLE, .n_slots = CACHE_SLOTS, .records = kv->records + h * kv->records_stride};
         backend->upload(backend, cache->heads[h].table, &extents[h], sizeof extents[h]);
+        cache->heads[2 + h] = cache->heads[h];
     }
 }
 
@@ -399,6 +401,7 @@ static const char *const usual_model = "models/llama-gqa.gguf";
 enum { N_PROMPT = GPU_FEW ? 40 : 90, N_STEPS = GPU_FEW ? 2 : 6, MOST_VOCAB = 1024 };
 
 static const struct butler_metric *plugged; /* what every engine gets; or NULL */
+static int with_predictors;                 /* engines get random ones: 1; 2: of version 1 with a key for each query head */
 
 /* isa: of the CPU's kernels; NULL: the best. */
 static struct butler_engine *engine_with(const char *path, const char *device, const char *isa, int n_block,
@@ -418,6 +421,8 @@ static struct butler_engine *engine_with(const char *path, const char *device, c
         butler_model_free(model);
     else if (plugged)
         assert_int_equal(butler_metric_register(engine, plugged, err), 0);
+    else if (with_predictors)
+        attach_both(engine, with_predictors == 2);
     return engine;
 }
 
@@ -747,13 +752,14 @@ static inline void refused(enum butler_code code, const char *says, const char *
 static int run_gpu_tests(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),  cmocka_unit_test(test_rows),   cmocka_unit_test(test_top),
-        cmocka_unit_test(test_selection), cmocka_unit_test(test_append), cmocka_unit_test(test_logits),
-        cmocka_unit_test(test_types),     cmocka_unit_test(test_fused),  cmocka_unit_test(test_passes_and_files),
-        cmocka_unit_test(test_one_bit),   cmocka_unit_test(test_fier),   cmocka_unit_test(test_evict),
-        cmocka_unit_test(test_streaming), cmocka_unit_test(test_h2o),    cmocka_unit_test(test_deviation),
-        cmocka_unit_test(test_batch),     cmocka_unit_test(test_host),   cmocka_unit_test(test_host_sessions),
-        cmocka_unit_test(test_on_cpu),    cmocka_unit_test(test_errors)};
+        cmocka_unit_test(test_products),    cmocka_unit_test(test_rows),          cmocka_unit_test(test_top),
+        cmocka_unit_test(test_selection),   cmocka_unit_test(test_append),        cmocka_unit_test(test_logits),
+        cmocka_unit_test(test_types),       cmocka_unit_test(test_fused),         cmocka_unit_test(test_passes_and_files),
+        cmocka_unit_test(test_one_bit),     cmocka_unit_test(test_fier),          cmocka_unit_test(test_predicted),
+        cmocka_unit_test(test_tokenbutler), cmocka_unit_test(test_evict),         cmocka_unit_test(test_streaming),
+        cmocka_unit_test(test_h2o),         cmocka_unit_test(test_deviation),     cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_host),        cmocka_unit_test(test_host_sessions), cmocka_unit_test(test_on_cpu),
+        cmocka_unit_test(test_errors)};
     const struct CMUnitTest few[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_append), cmocka_unit_test(test_errors)};
     return GPU_FEW > 1 ? cmocka_run_group_tests(few, setup, teardown) : cmocka_run_group_tests(tests, setup, teardown);
 }

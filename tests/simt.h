@@ -197,6 +197,7 @@ static void simt_free(void)
 #include "gpu/kernels.cl"
 #include "gpu/cache.cl"
 #include "gpu/one_bit.cl"
+#include "gpu/predicted.cl"
 #include "gpu/evict.cl"
 #include "gpu/fused.cl"
 

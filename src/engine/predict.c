@@ -70,6 +70,12 @@ static size_t queries_of_a_token(const struct butler_predictor_sizes *s)
     return (size_t)s->n_layers * (size_t)s->n_heads * (size_t)s->d;
 }
 
+/* Version 2: numbers of each of predict->cosines and sines. */
+static size_t rotations_of_a_token(const struct butler_predictor_sizes *s)
+{
+    return (s->head_freq ? (size_t)((s->n_layers - 1) * s->n_kv_heads) : 1) * (size_t)(s->d / 2);
+}
+
 static int make_activations(struct butler_predict_scratch *scratch, struct butler_backend *backend, struct butler_error *err)
 {
     const struct butler_predictor_sizes *s = &scratch->predictor->sizes;
@@ -94,11 +100,8 @@ static int make_activations(struct butler_predict_scratch *scratch, struct butle
     } else {
         butler_arena_want(arena, &scratch->out, embd, sizeof(float));
         butler_arena_want(arena, &scratch->mid, (size_t)s->n_mid, sizeof(float));
-        const size_t half = (size_t)BUTLER_MIN(s->stride, s->n_layers - 1) * (size_t)s->n_kv_heads * d / 2;
-        butler_arena_want(arena, &scratch->cosines, half, sizeof(float));
-        butler_arena_want(arena, &scratch->sines, half, sizeof(float));
-        butler_arena_want(host, &scratch->host_cosines, half, sizeof(float));
-        butler_arena_want(host, &scratch->host_sines, half, sizeof(float));
+        butler_arena_want(host, &scratch->host_cosines, rotations_of_a_token(s), sizeof(float));
+        butler_arena_want(host, &scratch->host_sines, rotations_of_a_token(s), sizeof(float));
         scratch->n_staging = BUTLER_MAX((size_t)s->head_dim, queries_of_a_token(s));
         butler_arena_want(arena, &scratch->projections, (size_t)(s->n_layers - 1) * (size_t)s->n_kv_heads * d * (size_t)s->head_dim,
                           sizeof(float));
@@ -189,6 +192,10 @@ struct butler_predict *butler_predict_new(struct butler_engine *engine, int vers
     butler_arena_want(&predict->buffers.pieces, &predict->queries, queries_of_a_token(s), sizeof(float));
     if (attends)
         butler_arena_want(&predict->buffers.pieces, &predict->keys, (size_t)engine->n_block * keys_of_a_token(s), sizeof(float));
+    else {
+        butler_arena_want(&predict->buffers.pieces, &predict->cosines, rotations_of_a_token(s), sizeof(float));
+        butler_arena_want(&predict->buffers.pieces, &predict->sines, rotations_of_a_token(s), sizeof(float));
+    }
     if (!(predict->scratch = scratch_of(engine, predictor, &predict->shape, slots, err)) ||
         butler_buffers_make(&predict->buffers, engine->backend, err) < 0 ||
         !(pages = butler_engine_pages(engine, kv_type, dim, false, err)) ||
@@ -239,37 +246,44 @@ struct frequencies {
     int stride, first_position, step;
 };
 
-/* Rotates x[n][heads][dim]. */
-static void rotate_rows(struct butler_predict *predict, float *x, int n, int heads, int dim, const struct frequencies *f)
+/* Cosines and sines of n rows of `half` pairs. */
+static void upload_rotations(struct butler_predict *predict, float *cosines, float *sines, int n, int half,
+                             const struct frequencies *f)
 {
+    float *host_cosines = predict->scratch->host_cosines, *host_sines = predict->scratch->host_sines;
     for (int t = 0; t < n; t++)
-        for (int i = 0; i < dim / 2; i++) {
+        for (int i = 0; i < half; i++) {
             const double angle = (double)(f->first_position + t * f->step) * (double)f->freq[t * f->stride + i];
-            predict->scratch->host_cosines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)cos(angle);
-            predict->scratch->host_sines[(size_t)t * (size_t)(dim / 2) + (size_t)i] = (float)sin(angle);
+            host_cosines[t * half + i] = (float)cos(angle);
+            host_sines[t * half + i] = (float)sin(angle);
         }
-    const size_t bytes = (size_t)n * (size_t)(dim / 2) * sizeof(float);
-    predict->backend->upload(predict->backend, predict->scratch->cosines, predict->scratch->host_cosines, bytes);
-    predict->backend->upload(predict->backend, predict->scratch->sines, predict->scratch->host_sines, bytes);
-    const struct butler_angles angles = {predict->scratch->cosines, predict->scratch->sines, dim, dim, BUTLER_ROPE_HALVES};
-    predict->backend->rope(predict->backend, &(struct butler_rotation){x, heads}, 1, &angles, n);
+    const size_t bytes = (size_t)n * (size_t)half * sizeof(float);
+    const struct butler_upload tables[] = {{cosines, host_cosines, bytes}, {sines, host_sines, bytes}};
+    predict->backend->upload_many(predict->backend, tables, BUTLER_COUNT(tables));
 }
 
+/* Rotates x[n][heads][dim], for positions from first_position on. */
 static void rotate(struct butler_predict *predict, float *x, int n, int heads, int dim, const float *freq, int first_position)
 {
-    rotate_rows(predict, x, n, heads, dim, &(struct frequencies){freq, 0, first_position, 1});
+    const struct butler_angles angles = {predict->scratch->cosines, predict->scratch->sines, dim, dim, BUTLER_ROPE_HALVES};
+    upload_rotations(predict, predict->scratch->cosines, predict->scratch->sines, n, dim / 2,
+                     &(struct frequencies){freq, 0, first_position, 1});
+    predict->backend->rope(predict->backend, &(struct butler_rotation){x, heads}, 1, &angles, n);
 }
 
 /* Queries x[n_layers][n_heads][d] of the layers from `first` on, of the token at a position. */
 static void rotate_queries(struct butler_predict *predict, float *x, int first, int n_layers, int position)
 {
     const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    const int half = s->d / 2, n_known = (int)rotations_of_a_token(s) / half;
     int n_sets;
-    const float *freq = butler_predictor_layer_freq(predict->predictor, first, &n_sets);
-    if (s->head_freq) /* a row for each layer and KV head */
-        rotate_rows(predict, x, n_layers * n_sets, s->n_heads / n_sets, s->d, &(struct frequencies){freq, s->d / 2, position, 0});
-    else
-        rotate(predict, x, 1, n_layers * s->n_heads, s->d, freq, position);
+    const float *freq = butler_predictor_layer_freq(predict->predictor, 1, &n_sets);
+    if (predict->rotated != position + 1)
+        upload_rotations(predict, predict->cosines, predict->sines, n_known, half, &(struct frequencies){freq, half, position, 0});
+    predict->rotated = position + 1;
+    const int rows = s->head_freq ? n_layers * n_sets : 1, at = s->head_freq ? (first - 1) * n_sets * half : 0;
+    const struct butler_angles angles = {predict->cosines + at, predict->sines + at, s->d, s->d, BUTLER_ROPE_HALVES};
+    predict->backend->rope(predict->backend, &(struct butler_rotation){x, n_layers * s->n_heads / rows}, 1, &angles, rows);
 }
 
 /* The one layer of version 1, as the backend's operations take it. */

@@ -16,7 +16,8 @@ struct butler_predict_scratch {
     int max_rows, max_slots;
     const struct butler_matrix *matrices; /* as predictor->params, biases in their places */
     struct butler_matrix *bound;
-    float *z, *q, *k, *v, *up, *out, *mid, *cosines, *sines; /* activations of a block */
+    float *z, *q, *k, *v, *up, *out, *mid; /* activations of a block */
+    float *cosines, *sines;                /* version 1: its rotations */
     /* Version 2: what a cached key is multiplied by, [n_layers - 1][n_kv_heads][d][head_dim]. */
     float *projections;
     struct butler_buffers buffers;
@@ -46,6 +47,10 @@ struct butler_predict {
      * known by now: in version 1 all from 1 on once layer 0 has begun, in version 2 those of the last producer. */
     float *queries;
     int known_first, known_end;
+    /* Version 2: rotations of the queries of layers from 1 on, all at once, so that a device is given them once a step: at position
+     * rotated - 1. [n_layers - 1][n_kv_heads][d / 2], or where all heads have the same frequencies [d / 2]. */
+    float *cosines, *sines;
+    int rotated;
     /* Version 1: predicted keys of the tokens being appended, [n_new][n_layers - 1][n_key_heads][d]. */
     float *keys;
     int n_new;

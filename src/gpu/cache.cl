@@ -259,36 +259,56 @@ KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER
 
 /* ------------------------------------------------------------------------------------------------- selection */
 
-/* Rows of n_heads query heads -> the first of them: logarithms of each row's softmax beside its learned sink, their highest or the
- * logarithm of their mean. One row stays as it is. sinks may be NULL. */
+/* What rows of query heads that share a list become, in bits: their mean, else their highest; standard scores, else logarithms of
+ * their softmax. */
+#define BY_MEAN 1
+#define BY_ZSCORE 2
+
+/* Rows of n_heads query heads -> the first of them, by BY_*: a softmax beside the head's learned sink, whose mean is the logarithm
+ * of that of the shares. One row stays as it is. sinks may be NULL. */
 static void reduce_rows(LOCAL float *shared, GLOBAL float *rows, ulong stride, const GLOBAL float *sinks, int n_heads, int n,
-                        float scale, int mean)
+                        float scale, int by)
 {
     float shift[MOST_HEADS];
+    const int zscores = by & BY_ZSCORE, mean = by & BY_MEAN;
     int h = 0;
     if (n_heads == 1)
         n = 0;
+    if (zscores)
+        scale = 1;
     do {
-        float max = -INFINITY, sum = 0;
+        GLOBAL float *x = rows + (ulong)h * stride;
+        float max = -INFINITY, sum = 0, squares = 0;
         for (int i = THREAD; i < n; i += THREADS)
-            max = fmax(max, rows[(ulong)h * stride + (ulong)i]);
+            max = fmax(max, x[i]);
         max = group_max(shared, max) * scale;
         for (int i = THREAD; i < n; i += THREADS)
-            sum += exp(rows[(ulong)h * stride + (ulong)i] * scale - max);
-        shift[h] = max + log(group_sum(shared, sum));
-        if (sinks)
+            sum += zscores ? x[i] - max : exp(x[i] * scale - max);
+        sum = group_sum(shared, sum);
+        const float middle = max + sum / (float)n;
+        for (int i = THREAD; i < n && zscores; i += THREADS) {
+            x[i] -= middle;
+            squares = fma(x[i], x[i], squares);
+        }
+        squares = group_sum(shared, squares);
+        for (int i = THREAD; i < n && zscores; i += THREADS)
+            x[i] = squares > 0 ? x[i] / sqrt(squares / (float)n) : 0.0f;
+        shift[h] = zscores ? 0.0f : max + log(sum);
+        if (sinks && !zscores)
             shift[h] = fmax(shift[h], sinks[h]) + log(1 + exp(-fabs(shift[h] - sinks[h])));
     } while (++h < n_heads);
     for (int i = THREAD; i < n; i += THREADS) {
         float max = -INFINITY, sum = 0;
         for (h = 0; h < n_heads; h++)
             max = fmax(max, rows[(ulong)h * stride + (ulong)i] * scale - shift[h]);
-        if (mean) { /* PoCL 6.0 with LLVM 18 aborts while it compiles this as one conditional expression */
+        for (h = 0; h < n_heads && zscores && mean; h++)
+            sum += rows[(ulong)h * stride + (ulong)i];
+        if (mean && !zscores) { /* PoCL 6.0 with LLVM 18 aborts while it compiles this as one conditional expression */
             for (h = 0; h < n_heads; h++)
                 sum += exp(rows[(ulong)h * stride + (ulong)i] * scale - shift[h] - max);
             max += log(sum / (float)n_heads);
         }
-        rows[i] = max;
+        rows[i] = zscores && mean ? sum / (float)n_heads : max;
     }
     BARRIER();
 }
@@ -402,7 +422,7 @@ static int choose(LOCAL int *shared, LOCAL uint *few, const GLOBAL float *x, str
  * Groups: n_lists. */
 KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted), BUFFER(sinks), ulong score_stride,
                     ulong list_stride, ulong noted_stride, int n_heads, int n_units, int budget, int first, int last, int unit,
-                    int n, float scale, int mean, int pool)
+                    int n, float scale, int by, int pool)
 {
     SHARED float floats[THREADS];
     SHARED int ints[256];
@@ -411,7 +431,7 @@ KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted)
     const int list = GROUP(0);
     GLOBAL float *rows = AT(float, scores) + (ulong)(list * n_heads) * score_stride;
     reduce_rows(floats, rows, score_stride, GIVEN(sinks) ? AT(float, sinks) + list * n_heads : 0, n_heads, pool ? n : n_units,
-                scale, mean);
+                scale, by);
     pool_units(rows, pool ? n : 0, unit);
     const int count =
         choose(ints, few, rows, c, AT(uint, slots) + (ulong)list * list_stride, AT(uint, noted) + (ulong)list * noted_stride);

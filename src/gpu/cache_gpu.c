@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/predict.h"
 #include "gpu/gpu.h"
 #include "gpu/host_pages.h"
 
@@ -70,6 +71,11 @@ static bool has_bits(const struct butler_plan *plan)
     return plan->metric && !strcmp(plan->metric->name, "one_bit");
 }
 
+static bool has_predicted(const struct butler_plan *plan)
+{
+    return plan->metric && plan->metric->predictor > 0;
+}
+
 static bool sums_attention(const struct butler_plan *plan)
 {
     return plan->metric && !strcmp(plan->metric->name, "attention");
@@ -90,11 +96,36 @@ static void count_recorded(const struct layer *l, int from)
     l->state->traffic->metric_bytes += (uint64_t)n_keys * l->kv->row_bytes * (uint64_t)l->kv->n_kv_heads;
 }
 
+/* Bits a channel of predicted keys. */
+static int predicted_bits(const struct butler_plan *plan)
+{
+    return 4 << (int)plan->values[0];
+}
+
+/* Records of predicted keys of slots from `first` on: of version 1 those that the predictor has just given, of version 2 made of
+ * stored keys. */
+static void record_predicted(const struct layer *l, int first)
+{
+    const struct butler_predict *predict = l->kv->predict;
+    const struct butler_predictor_sizes *s = &predict->predictor->sizes;
+    const int n_keys = l->state->shape->predicted_keys, layer = l->state->layer - 1;
+    const size_t heads = (size_t)(layer * l->kv->n_kv_heads) * (size_t)s->d;
+    const bool given = s->version == 1;
+    butler_gpu_launch(l->gpu, GPU_record_predicted, l->n - first, l->kv->n_kv_heads * n_keys, 1, l->head->records, l->pool,
+                      l->head->table, l->shifts, given ? NULL : predict->scratch->projections + heads * (size_t)l->kv->head_dim,
+                      given ? predict->keys + heads * (size_t)n_keys : NULL, (uint64_t)l->kv->records_stride,
+                      (uint64_t)((s->n_layers - 1) * s->n_key_heads * s->d), l->table_stride, ROWS_OF(l), s->d,
+                      predicted_bits(l->state->plan), n_keys, first);
+    l->state->traffic->metric_bytes += given ? 0 : (uint64_t)(l->n - first) * l->kv->row_bytes * (uint64_t)l->kv->n_kv_heads;
+}
+
 static void gpu_summarise(struct butler_backend *backend, const struct butler_layer_state *state, int first)
 {
     const struct layer l = layer_of(backend, state);
     const int slots = l.kv->record_slots, n_heads = l.kv->n_kv_heads;
     const bool bits = has_bits(state->plan);
+    if (has_predicted(state->plan) && first < l.n)
+        record_predicted(&l, first);
     if ((!bounds_pages(state->plan) && !bits) || first >= l.n)
         return;
     first /= slots;
@@ -122,6 +153,23 @@ static void gpu_append(struct butler_backend *backend, const struct butler_layer
 
 /* --------------------------------------------------------------------------------------------------- selection */
 
+/* Whether a KV head has one row of scores, of all its query heads together. */
+static bool one_row(const struct butler_plan *plan)
+{
+    return plan->reduction.rows == BUTLER_ROWS_COMBINED;
+}
+
+static void score_predicted(const struct layer *l)
+{
+    const struct butler_layer_state *state = l->state;
+    const int d = state->shape->predicted_dim, together = one_row(state->plan) ? l->group : 1;
+    butler_gpu_launch(l->gpu, GPU_score_predicted, BUTLER_CEIL_DIV(l->n, GPU_THREADS), state->n_heads / together, 1,
+                      state->work->scores, butler_predict_queries(l->kv->predict, state->layer), l->head->records,
+                      (uint64_t)state->work->score_stride * (uint64_t)together, (uint64_t)l->kv->records_stride, d,
+                      predicted_bits(state->plan), state->shape->predicted_keys, l->group, together, l->n,
+                      together > 1 ? 1.0 : (double)sqrtf((float)l->kv->head_dim / (float)d));
+}
+
 static void gpu_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, bool bounds)
 {
     const struct layer l = layer_of(backend, state);
@@ -135,6 +183,8 @@ static void gpu_score(struct butler_backend *backend, const struct butler_layer_
     else if (sums_attention(state->plan))
         butler_gpu_launch(l.gpu, GPU_score_sums, blocks, state->n_heads, 1, work->scores, l.head->records,
                           (uint64_t)work->score_stride, sums_stride(&l), l.group, n, state->plan->values[0] == 2);
+    else if (has_predicted(state->plan))
+        score_predicted(&l);
     else if (has_bits(state->plan))
         butler_gpu_launch(l.gpu, GPU_score_bits, blocks, state->n_heads, 1, work->scores, q, l.head->records,
                           (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n);
@@ -169,13 +219,14 @@ static void gpu_select(struct butler_backend *backend, const struct butler_layer
                        const struct butler_selecting *selecting, const struct butler_lists *lists)
 {
     const struct butler_choice *c = &selecting->choice;
-    const int n_heads = state->n_heads / lists->n_lists;
+    const struct butler_reduction *r = &state->plan->reduction;
+    const int n_heads = state->n_heads / lists->n_lists, n_rows = one_row(state->plan) ? 1 : n_heads;
     (void)q;
     butler_gpu_launch((struct butler_gpu *)backend, GPU_choose_units, lists->n_lists, 1, 1, state->work->scores, lists->memory,
-                      lists->n, noted_of(state), state->sinks, (uint64_t)state->work->score_stride, (uint64_t)lists->stride,
-                      (uint64_t)(2 * state->selection->words), n_heads, c->n_units, c->budget, c->first, c->last, state->plan->unit,
-                      selecting->n, (double)(1 / sqrtf((float)state->kv->head_dim)), state->plan->reduction.mean,
-                      state->plan->reduction.pool > 1);
+                      lists->n, noted_of(state), state->sinks, (uint64_t)state->work->score_stride * (uint64_t)(n_heads / n_rows),
+                      (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words), n_rows, c->n_units, c->budget, c->first,
+                      c->last, state->plan->unit, selecting->n, (double)(1 / sqrtf((float)state->kv->head_dim)),
+                      (int)r->mean | (int)r->zscores << 1, r->pool > 1);
     count_lists(state, selecting, lists->n_lists, selecting->n);
 }
 
@@ -387,9 +438,10 @@ bool butler_gpu_has_kernels(const struct butler_plan *plan, int group)
     const bool newest = plan->newest && !strcmp(plan->metric->name, "recency");
     if (plan->method == BUTLER_EVICT)
         return plan->unit == 1 && !plan->unrotated && (newest || sums);
-    return !plan->metric || ((bounds_pages(plan) || keys || has_bits(plan)) && plan->share != BUTLER_SHARE_LAYER && r->logits &&
-                             !r->zscores && !r->probabilities && r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 &&
-                             plan->value_norm == BUTLER_NORM_NONE && butler_list_heads(plan->share, group) <= GPU_MOST_HEADS);
+    return !plan->metric ||
+           ((bounds_pages(plan) || keys || has_bits(plan) || has_predicted(plan)) && plan->share != BUTLER_SHARE_LAYER &&
+            r->logits && !r->probabilities && r->weigh == BUTLER_WEIGH_NOT && plan->scan == 0 &&
+            plan->value_norm == BUTLER_NORM_NONE && butler_list_heads(plan->share, group) <= GPU_MOST_HEADS);
 }
 
 static int gpu_check_plan(const struct butler_backend *backend, const struct butler_plan *plan, enum butler_kv_type type, int group,
@@ -408,7 +460,7 @@ static int gpu_check_plan(const struct butler_backend *backend, const struct but
     if (!butler_gpu_metric_on_cpu(gpu, plan, group))
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                            "device %s:%d has no kernels for this policy (metric %s): use full, quest, tinyserve, pagestats, fier, "
-                           "oracle, streaming, h2o or --device cpu",
+                           "tokenbutler2, oracle, streaming, h2o or --device cpu",
                            gpu->driver->name, gpu->index, plan->metric->name);
     butler_fail(err, 0,
                 "metric %s runs on the CPU, over keys and values that it downloads: device %s:%d has no kernels for this policy",

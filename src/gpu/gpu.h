@@ -35,6 +35,8 @@
     each(merge, "bbbbiiiiii") \
     each(record_bits, "bbbbli" GPU_ROWS "iiii") \
     each(score_bits, "bbblliii") \
+    each(record_predicted, "bbbbbblli" GPU_ROWS "iiii") \
+    each(score_predicted, "bbblliiiiiif") \
     each(choose_leaving, "bbbblliiiiiii") \
     each(compact, "bbbbbbbbllliiii") \
     each(observe, "bbbbbliii" GPU_ROWS "ffiiiii") \
@@ -146,6 +148,7 @@ enum butler_gpu_text {
     GPU_TEXT_KERNELS,
     GPU_TEXT_CACHE,
     GPU_TEXT_ONE_BIT,
+    GPU_TEXT_PREDICTED,
     GPU_TEXT_EVICT,
     GPU_TEXT_FUSED,
     GPU_N_TEXTS

@@ -105,7 +105,7 @@ static void host_spilled(const struct butler_backend *backend, uint64_t *residen
 
 /* --------------------------------------------------------------------------------------- operations on a layer */
 
-/* What an operation on a layer wants. */
+/* What an operation on a layer wants. pages NULL: a predictor's own cache, all of which is on the device. */
 struct wants {
     struct butler_gpu_pages *pages;
     const struct butler_layer_state *state;
@@ -116,7 +116,8 @@ struct wants {
 static bool begin(struct butler_backend *backend, const struct butler_layer_state *state, bool scan, struct wants *wants)
 {
     *wants = (struct wants){butler_gpu_pages_at(gpu_of(backend), state->kv->pool), state, scan};
-    butler_gpu_pages_begin(wants->pages);
+    if (wants->pages)
+        butler_gpu_pages_begin(wants->pages);
     return state->kv->fault.code == 0;
 }
 
@@ -129,7 +130,7 @@ static uint32_t page_of(const struct butler_kv_head *head, int slot)
 static void want_slots(const struct wants *wants, const struct butler_kv_head *head, int first, int end)
 {
     first = BUTLER_MAX(first, head->n_released * BUTLER_EXTENT_TOKENS);
-    for (int slot = first / BUTLER_PAGE * BUTLER_PAGE; slot < end; slot += BUTLER_PAGE)
+    for (int slot = first / BUTLER_PAGE * BUTLER_PAGE; slot < end && wants->pages; slot += BUTLER_PAGE)
         butler_gpu_pages_want(wants->pages, page_of(head, slot));
 }
 
@@ -150,6 +151,8 @@ static void fetch(const struct wants *wants)
 {
     struct butler_gpu_moved moved = {0};
     struct butler_traffic *traffic = wants->state->traffic;
+    if (!wants->pages)
+        return;
     butler_gpu_pages_fetch(wants->pages, wants->scan, &moved);
     traffic->n_wanted += moved.n_wanted;
     traffic->n_fetched += moved.n_fetched;
@@ -161,7 +164,7 @@ static void fetch(const struct wants *wants)
 static void wrote(const struct wants *wants, int first)
 {
     const struct butler_layer_state *state = wants->state;
-    for (int h = 0; h < state->kv->n_kv_heads; h++)
+    for (int h = 0; h < state->kv->n_kv_heads && wants->pages; h++)
         for (int slot = first / BUTLER_PAGE * BUTLER_PAGE; slot < n_slots_of(state); slot += BUTLER_PAGE)
             butler_gpu_pages_wrote(wants->pages, page_of(butler_kv_at(state->kv, state->layer, h), slot));
 }
@@ -249,6 +252,8 @@ static void want_lists(const struct wants *wants, struct butler_backend *backend
 static bool step_exceeds(const struct wants *wants)
 {
     struct butler_gpu_pages *pages = wants->pages;
+    if (!pages)
+        return false;
     if (wants->state->layer <= pages->layer) {
         pages->last_step_wanted = pages->step_wanted;
         pages->step_wanted = 0;
@@ -273,7 +278,8 @@ static void host_attend(struct butler_backend *backend, const struct butler_laye
     fetch(&wants);
     if (state->kv->fault.code < 0)
         return;
-    wants.pages->step_wanted += wants.pages->n_wanted;
+    if (wants.pages)
+        wants.pages->step_wanted += wants.pages->n_wanted;
     plain_of(backend)->attend(backend, state, token);
     if (token->k)
         wrote(&wants, n_slots_of(state) - 1);
@@ -314,7 +320,7 @@ static int host_check_plan(const struct butler_backend *backend, const struct bu
         return code;
     return butler_fail(err, BUTLER_ERROR_UNSUPPORTED,
                        "device %s:%d has all pages of this policy (metric %s), none in host memory: use full, quest, tinyserve, "
-                       "pagestats, fier, or no --kv-ram",
+                       "pagestats, fier, tokenbutler2, or no --kv-ram",
                        gpu->driver->name, gpu->index, plan->metric ? plan->metric->name : "recency");
 }
 

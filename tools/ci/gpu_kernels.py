@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ["cuda.h", "kernels.cl", "cache.cl", "one_bit.cl", "evict.cl", "fused.cl"]
+SOURCES = ["cuda.h", "kernels.cl", "cache.cl", "one_bit.cl", "predicted.cl", "evict.cl", "fused.cl"]
 OPTIONS = ["-default-device", "-fmad=false", "--ptxas-options=-v"]
 USED = re.compile(r"Compiling entry function '(\w+)' .*\n.*\n.* (\d+) bytes spill stores, (\d+) bytes spill loads\n"
                   r".*Used (\d+) registers(?:.* (\d+) bytes smem)?")
