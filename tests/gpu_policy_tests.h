@@ -402,6 +402,84 @@ static void test_deviation(void **state)
     passes_and_files(path, NULL, "quest:budget=32,dense=0,bounds=deviation", BUTLER_KV_F16, 1e-4);
 }
 
+/* Operations on a layer of few tokens: a prompt that is appended and attended to, and a step that retrieves pages. */
+enum { LAYER_DIM = 32, LAYER_PROMPT = 5, LAYER_PAGE = 2 };
+
+static void layer_on(struct both *both, int b, const int x[3], int out, int step_out, int32_t ids[2][CACHE_MOST], int n_ids[2])
+{
+    struct butler_backend *backend = both->on[b];
+    const struct butler_plan plan = {.metric = &butler_metric_page_bounds,
+                                     .values = {LAYER_PAGE},
+                                     .method = BUTLER_RETRIEVE,
+                                     .unit = LAYER_PAGE,
+                                     .score_slots = LAYER_PAGE,
+                                     .share = BUTLER_SHARE_KV,
+                                     .fused = true,
+                                     .reduction = {.logits = true, .pool = 1}};
+    const struct butler_hparams hp = {.n_heads = 2, .n_kv_heads = 2, .head_dim = LAYER_DIM, .n_embd = 32, .n_ff = 32};
+    const struct butler_workspace_sizes sizes = {CACHE_MOST, 8, 2, true, false};
+    const int row = 2 * LAYER_DIM, n_units = LAYER_PROMPT / LAYER_PAGE + 1;
+    float *const *in = both->arrays[b];
+    struct butler_workspace work;
+    struct cache cache;
+    uint64_t *units = backend->alloc(backend, 2 * sizeof *units, true, NULL);
+    make_cache(&cache, backend, BUTLER_KV_F16, LAYER_DIM, NULL);
+    cache.shape.group = 1;
+    cache.kv.record_slots = LAYER_PAGE;
+    cache.kv.max_slots = CACHE_MOST;
+    assert_int_equal(backend->make_workspace(backend, &work, &hp, &sizes, NULL), 0);
+    struct butler_selection selection = {.units = units, .words = 1};
+    struct butler_attend_span span = {.state = {.plan = &plan,
+                                                .shape = &cache.shape,
+                                                .kv = &cache.kv,
+                                                .work = &work,
+                                                .selection = &selection,
+                                                .traffic = &cache.traffic,
+                                                .n_heads = 2},
+                                      .q = in[x[0]] + LAYER_PROMPT * row,
+                                      .k = in[x[1]] + LAYER_PROMPT * row,
+                                      .v = in[x[2]] + LAYER_PROMPT * row,
+                                      .out = in[step_out],
+                                      .n = 1,
+                                      .decode = true,
+                                      .retrieves = true,
+                                      .selects = true,
+                                      .n_together = 1,
+                                      .selecting = {{LAYER_PROMPT + 1, {.n_units = n_units, .budget = 2, .last = 1}, {0}}},
+                                      .observe_from = INT32_MAX};
+    cache.heads[0].n_slots = cache.heads[1].n_slots = LAYER_PROMPT;
+    EACH(b, append, &span.state, in[x[1]], in[x[2]], LAYER_PROMPT);
+    EACH(b, attend_block, &span.state, in[x[0]], in[out], LAYER_PROMPT, INT32_MAX, INT32_MAX);
+    cache.heads[0].n_slots = cache.heads[1].n_slots = LAYER_PROMPT + 1;
+    span.state.position = span.state.summarise_from = LAYER_PROMPT;
+    assert_true(EACH(b, retrieve_fused, &span));
+    const struct butler_lists lists = butler_lists_of(&span.state, 0);
+    EACH(b, download, n_ids, lists.n, 2 * sizeof *n_ids);
+    for (int h = 0; h < 2; h++)
+        EACH(b, download, ids[h], lists.memory + (size_t)h * lists.stride, (size_t)n_ids[h] * sizeof **ids);
+    backend->free(backend, units, 2 * sizeof *units);
+    butler_workspace_free(&work);
+    free_cache(&cache);
+}
+
+static void test_layer(void **state)
+{
+    struct both *both = begin(state);
+    const size_t n = (LAYER_PROMPT + 1) * 2 * LAYER_DIM;
+    const int x[] = {array(both, n, 1), array(both, n, 2), array(both, n, 3)}, out = array(both, n, 4), step = array(both, n, 4);
+    int32_t ids[N_BACKENDS][2][CACHE_MOST];
+    int n_ids[N_BACKENDS][2];
+    for (int b = 0; b < N_BACKENDS; b++)
+        layer_on(both, b, x, out, step, ids[b], n_ids[b]);
+    for (int h = 0; h < 2; h++) {
+        assert_int_equal(n_ids[CPU][h], 2 * LAYER_PAGE);
+        assert_int_equal(n_ids[GPU][h], n_ids[CPU][h]);
+        assert_memory_equal(ids[CPU][h], ids[GPU][h], 2 * LAYER_PAGE * sizeof(int32_t));
+    }
+    compare_one(both, step, 1e-5, "a step");
+    compare(both, out, 1e-5, "a prompt");
+}
+
 /* A plug-in: tokens by q . the sum of the keys of four neighbours, who have one score; but first the one whose slot is how often
  * the KV head was scored before. */
 enum { SUMMED = 4 };
