@@ -182,7 +182,8 @@ static void test_fier(void **state)
     begin(state);
     tiny.arch = "qwen2";
     tiny.head_dim = 64;
-    tiny.n_heads = 8;
+    tiny.n_heads = GPU_FEW ? 4 : 8;
+    tiny.n_layers = FEW_LAYERS;
     tiny_write(tiny_path("fier.gguf"), &tiny);
     fixture_path(fixture, usual_model);
     for (int c = GPU_FEW; c < N(cases); c += GPU_FEW ? 2 : 1) {
@@ -575,7 +576,9 @@ static void test_on_cpu(void **state)
         const char *policy;
         enum butler_kv_type type;
         const char *model;
-    } cases[] = {{"key_sums:budget=24,group=mean,every=2", BUTLER_KV_F16, usual_model},
+    } cases[] = {{"random:budget=24", BUTLER_KV_F16, "models/gemma3.gguf"},
+                 {"keydiff:budget=24", BUTLER_KV_F32, "models/gpt-oss.gguf"},
+                 {"key_sums:budget=24,group=mean,every=2", BUTLER_KV_F16, usual_model},
                  {"key_sums:method=evict,budget=24", BUTLER_KV_F32, usual_model},
                  {"keydiff:budget=24", BUTLER_KV_F16, usual_model},
                  {"snapkv:budget=24,recent=8,window=8", BUTLER_KV_F16, usual_model},
@@ -586,21 +589,20 @@ static void test_on_cpu(void **state)
                  {"knorm:budget=24,dense=1", BUTLER_KV_F16, usual_model},
                  {"fier:budget=24,dense=0,scan=2", BUTLER_KV_F16, usual_model},
                  {"quest:budget=32,dense=0,share=layer", BUTLER_KV_F32, usual_model},
-                 {"oracle:mass=0.6", BUTLER_KV_F32, usual_model},
-                 {"random:budget=24", BUTLER_KV_F16, "models/gemma3.gguf"},
-                 {"keydiff:budget=24", BUTLER_KV_F32, "models/gpt-oss.gguf"}};
+                 {"oracle:mass=0.6", BUTLER_KV_F32, usual_model}};
     char path[FIXTURE_PATH];
     struct tiny tiny = tiny_default;
     begin(state);
     plugged = &key_sums;
     fixture_path(path, usual_model);
     noted(path, "key_sums:budget=16");
-    for (int c = GPU_FEW; c < N(cases); c += GPU_FEW ? 4 : 1) {
+    for (int c = GPU_FEW ? 3 : 0; c < N(cases); c += GPU_FEW ? 4 : 1) {
         fixture_path(path, cases[c].model);
         sessions_same(path, NULL, cases[c].policy, cases[c].type, 1e-4);
     }
     tiny.arch = "qwen2";
     tiny.head_dim = 64;
+    tiny.n_layers = FEW_LAYERS;
     tiny_write(tiny_path("on_cpu.gguf"), &tiny);
     sessions_same(tiny_path("on_cpu.gguf"), NULL, "key_sums:budget=24", BUTLER_KV_Q8_0, 1e-3);
     fixture_path(path, usual_model);
