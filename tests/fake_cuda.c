@@ -27,6 +27,7 @@ enum {
     LAUNCH_FAILED = 719,
     MOST_CONTEXTS = 8,
     MOST_DEVICES = 4,
+    MOST_STREAMS = 16,
     MOST_NODES = 1024,
     MOST_PER_GRID = 65535 /* groups along y and z */
 };
@@ -77,15 +78,19 @@ struct graph {
     } * nodes[MOST_NODES];
 };
 
-/* A device with its primary context, which exists while it is retained. Streams of a context are all this one: a backend's. */
+/* A device with its primary context, which exists while it is retained. Streams do their work in no order but each its own: when
+ * they are waited for, but an upload to one beside the first now and then at once. */
 static struct device {
     int n_retained, n_streams;
-    bool lost;
+    bool lost, hurries;
     struct buffer *buffers;
     struct module *modules;
     struct graph *graphs;
-    struct work *queue; /* [n_queued] */
-    int n_queued, max_queued;
+    struct stream {
+        struct device *device; /* NULL: there is no such stream */
+        struct work *queue;    /* [n_queued] */
+        int n_queued, max_queued;
+    } streams[MOST_STREAMS];
 } devices[MOST_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of everything but: */
 static _Thread_local struct device *current[MOST_CONTEXTS];
@@ -107,6 +112,15 @@ static void drop_lock(pthread_mutex_t **taken)
 static struct device *here(void)
 {
     return n_current > 0 && current[n_current - 1]->n_retained > 0 ? current[n_current - 1] : NULL;
+}
+
+/* What streams of the thread's context have not done yet. */
+static int n_waiting(void)
+{
+    int n = 0;
+    for (int i = 0; i < MOST_STREAMS; i++)
+        n += here()->streams[i].n_queued;
+    return n;
 }
 
 static void complain(const char *what, const char *name)
@@ -250,7 +264,8 @@ static void end_context(struct device *device)
         free_graph(graph);
         fake_cuda.n_left++;
     }
-    free(device->queue);
+    for (int i = 0; i < MOST_STREAMS; i++)
+        free(device->streams[i].queue);
     *device = (struct device){0};
 }
 
@@ -336,7 +351,7 @@ int cuModuleLoadData(void **object, const void *image)
 int cuModuleUnload(void *object)
 {
     BEGIN("ModuleUnload")
-    if (here()->n_queued > 0)
+    if (n_waiting() > 0)
         complain("a module is unloaded that may be at work", "cuModuleUnload");
     for (struct module **at = &here()->modules; *at; at = &(*at)->next)
         if (*at == object) {
@@ -376,10 +391,11 @@ static void run_kernel(const struct work *work)
 }
 
 /* 0, or the code of a kernel that failed: what follows it is not done. */
-static int run_queue(struct device *device)
+static int run_queue(struct stream *stream)
 {
-    for (int i = 0; i < device->n_queued && !device->lost; i++) {
-        const struct work *work = &device->queue[i];
+    struct device *device = stream->device;
+    for (int i = 0; i < stream->n_queued && !device->lost; i++) {
+        const struct work *work = &stream->queue[i];
         if (work->what == FILL)
             memset(work->to, work->byte, work->n_bytes);
         else if (work->what == CALL)
@@ -393,37 +409,45 @@ static int run_queue(struct device *device)
             run_kernel(work);
         }
     }
-    device->n_queued = 0;
+    stream->n_queued = 0;
     return device->lost ? LAUNCH_FAILED : 0;
 }
 
 /* The stream is one of the context that is the thread's. */
 static bool is_stream(const void *stream)
 {
-    return stream == here() && here()->n_streams > 0;
+    for (int i = 0; i < MOST_STREAMS; i++)
+        if (stream == &here()->streams[i] && here()->streams[i].device)
+            return true;
+    return false;
 }
 
-static int enqueue(const struct work *work, void *stream)
+static int enqueue(const struct work *work, void *to)
 {
-    struct device *device = stream;
+    struct stream *stream = to;
     if (!is_stream(stream))
         return INVALID_HANDLE;
-    if (device->n_queued == device->max_queued) {
-        device->max_queued = device->max_queued ? 2 * device->max_queued : 64;
-        device->queue = realloc(device->queue, (size_t)device->max_queued * sizeof *device->queue);
-        if (!device->queue)
+    if (stream->n_queued == stream->max_queued) {
+        stream->max_queued = stream->max_queued ? 2 * stream->max_queued : 64;
+        stream->queue = realloc(stream->queue, (size_t)stream->max_queued * sizeof *stream->queue);
+        if (!stream->queue)
             abort();
     }
-    device->queue[device->n_queued++] = *work;
-    return 0;
+    stream->queue[stream->n_queued++] = *work;
+    const bool aside = stream != here()->streams && work->what == UPLOAD;
+    return aside && (here()->hurries = !here()->hurries) ? run_queue(stream) : 0;
 }
 
 int cuStreamCreate(void **stream, unsigned flags)
 {
     BEGIN("StreamCreate")
-    *stream = here();
-    if (flags != CUDA_STREAM_NON_BLOCKING)
+    struct stream *own = here()->streams;
+    while (own < here()->streams + MOST_STREAMS && own->device)
+        own++;
+    if (flags != CUDA_STREAM_NON_BLOCKING || own == here()->streams + MOST_STREAMS)
         return INVALID_VALUE;
+    own->device = here();
+    *stream = own;
     here()->n_streams++;
     fake_cuda.n_streams++;
     return 0;
@@ -432,8 +456,10 @@ int cuStreamCreate(void **stream, unsigned flags)
 int cuStreamDestroy_v2(void *stream)
 {
     BEGIN("StreamDestroy")
-    if (!is_stream(stream) || here()->n_queued > 0)
+    struct stream *own = stream;
+    if (!is_stream(stream) || own->n_queued > 0)
         complain("a stream is destroyed that is none, or at work", "cuStreamDestroy");
+    own->device = NULL;
     here()->n_streams--;
     fake_cuda.n_streams--;
     return 0;
@@ -478,7 +504,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t n_bytes)
 int cuMemFree_v2(uint64_t address)
 {
     BEGIN("MemFree")
-    if (here()->n_queued > 0)
+    if (n_waiting() > 0)
         complain("memory is freed that may be in use", "cuMemFree");
     for (struct buffer **at = &here()->buffers; *at; at = &(*at)->next)
         if ((uint64_t)(uintptr_t)(*at)->bytes == address) {
@@ -506,7 +532,7 @@ int cuMemHostAlloc(void **memory, size_t n_bytes, unsigned flags)
 int cuMemFreeHost(void *memory)
 {
     BEGIN("MemFreeHost")
-    if (here()->n_queued > 0)
+    if (n_waiting() > 0)
         complain("memory is freed that may be in use", "cuMemFreeHost");
     free(memory);
     fake_cuda.n_buffers--;
@@ -646,135 +672,7 @@ int cuLaunchKernel(void *object, unsigned grid_x, unsigned grid_y, unsigned grid
     return code ? code : enqueue(&work, stream);
 }
 
-/* ------------------------------------------------------------------------------------------------------- graphs */
-
-/* Where a graph of the context is in its list; NULL: it is none, or executable or not as asked for. */
-static struct graph **find_graph(const void *object, bool executable)
-{
-    for (struct graph **at = &here()->graphs; *at; at = &(*at)->next)
-        if (*at == object && !(*at)->of == !executable)
-            return at;
-    return NULL;
-}
-
-static struct graph *add_graph(const struct graph *of)
-{
-    struct graph *graph = calloc(1, sizeof *graph);
-    if (!graph)
-        abort();
-    graph->of = of;
-    graph->next = here()->graphs;
-    here()->graphs = graph;
-    fake_cuda.n_graphs++;
-    return graph;
-}
-
-static int remove_graph(const void *object, bool executable)
-{
-    struct graph **at = find_graph(object, executable), *graph = at ? *at : NULL;
-    if (!graph)
-        return INVALID_HANDLE;
-    *at = graph->next;
-    free_graph(graph);
-    return 0;
-}
-
-static void add_node(struct graph *graph, int after, const struct work *work)
-{
-    struct node *node = malloc(sizeof *node);
-    if (!node || graph->n == MOST_NODES)
-        abort();
-    *node = (struct node){graph, graph->n, after, *work};
-    graph->nodes[graph->n++] = node;
-}
-
-int cuGraphCreate(void **object, unsigned flags)
-{
-    BEGIN("GraphCreate")
-    *object = flags == 0 ? add_graph(NULL) : NULL;
-    return *object ? 0 : INVALID_VALUE;
-}
-
-int cuGraphDestroy(void *object)
-{
-    BEGIN("GraphDestroy")
-    return remove_graph(object, false);
-}
-
-int cuGraphExecDestroy(void *object)
-{
-    BEGIN("GraphExecDestroy")
-    return remove_graph(object, true);
-}
-
-int cuGraphAddKernelNode_v2(void **object, void *to, void *const *before, size_t n_before,
-                            const struct butler_cuda_node_params *params)
-{
-    struct work work;
-    BEGIN("GraphAddKernelNode")
-    struct graph **at = find_graph(to, false);
-    const struct node *after = n_before == 1 ? *before : NULL;
-    if (!at || n_before > 1 || (after && after->graph != *at))
-        return INVALID_VALUE;
-    const int code = make_work(&work, params);
-    if (code != 0)
-        return code;
-    add_node(*at, after ? after->index : -1, &work);
-    *object = (*at)->nodes[(*at)->n - 1];
-    return 0;
-}
-
-int cuGraphInstantiateWithFlags(void **object, void *of, unsigned long long flags)
-{
-    BEGIN("GraphInstantiate")
-    struct graph **at = find_graph(of, false);
-    if (!at || flags != 0)
-        return INVALID_VALUE;
-    const struct graph *from = *at;
-    struct graph *graph = add_graph(from);
-    for (int i = 0; i < from->n; i++)
-        add_node(graph, from->nodes[i]->after, &from->nodes[i]->work);
-    *object = graph;
-    return 0;
-}
-
-/* Kernels stay the same, and the graph that it was made of must still be there. */
-int cuGraphExecKernelNodeSetParams_v2(void *object, void *of, const struct butler_cuda_node_params *params)
-{
-    struct work work;
-    BEGIN("GraphExecKernelNodeSetParams")
-    struct graph **at = find_graph(object, true);
-    const struct node *node = of;
-    if (!at || !find_graph((*at)->of, false) || node->graph != (*at)->of)
-        return INVALID_VALUE;
-    const int code = make_work(&work, params);
-    if (code != 0 || work.kernel != node->work.kernel)
-        return code ? code : INVALID_VALUE;
-    (*at)->nodes[node->index]->work = work;
-    fake_cuda.n_patched++;
-    return 0;
-}
-
-/* Of nodes that may run next the latest does: where no order was asked for there is none. */
-int cuGraphLaunch(void *object, void *stream)
-{
-    bool done[MOST_NODES] = {false};
-    BEGIN("GraphLaunch")
-    struct graph **at = find_graph(object, true);
-    if (!at || !is_stream(stream))
-        return INVALID_HANDLE;
-    const struct graph *graph = *at;
-    for (int n = 0; n < graph->n; n++) {
-        int i = graph->n - 1;
-        while (done[i] || (graph->nodes[i]->after >= 0 && !done[graph->nodes[i]->after]))
-            i--;
-        check_places(&graph->nodes[i]->work);
-        enqueue(&graph->nodes[i]->work, stream);
-        done[i] = true;
-    }
-    fake_cuda.n_graphs_launched++;
-    return 0;
-}
+#include "fake_cuda_graphs.h"
 
 /* For tests of the command. */
 __attribute__((constructor)) static void begin(void)

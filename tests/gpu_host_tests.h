@@ -8,17 +8,23 @@
 enum {
     HOST_LAYERS = 4,
     HOST_LONG = GPU_FEW ? 36 : 120,
-    HOST_STEPS = GPU_FEW ? 1 : 4,
+    HOST_STEPS = GPU_FEW ? 2 : 4,
     HOST_DIM = 32,
     HOST_PAGE = 16 * 2 * 2 * HOST_DIM, /* bytes of F16 */
 };
 
-/* Bytes that go to the device. */
-static uint64_t uploaded;
+/* Bytes that go to the device, and beside its work. */
+static uint64_t uploaded, uploaded_aside;
 static int count_upload(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n)
 {
     uploaded += n;
     return GPU_DRIVER.upload(gpu, to, at, host, n);
+}
+
+static int count_upload_aside(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n)
+{
+    uploaded_aside += n;
+    return GPU_DRIVER.upload_aside(gpu, to, at, host, n);
 }
 
 static struct butler_engine *host_engine(uint64_t kv_ram, struct butler_error *err)
@@ -40,6 +46,7 @@ static struct butler_engine *host_engine(uint64_t kv_ram, struct butler_error *e
         attach_both(engine, false);
     counting = GPU_DRIVER;
     counting.upload = count_upload;
+    counting.upload_aside = count_upload_aside;
     ((struct butler_gpu *)engine->backend)->driver = &counting;
     return engine;
 }
@@ -73,9 +80,9 @@ static void lists_same(const struct butler_session *a, const struct butler_sessi
 }
 
 /* Lists and logits have the bits of all pages on the device. What a step brings there are the pages that its lists want and the
- * device lacks; bytes are counted where they leave. */
+ * device lacks; bytes are counted where they leave. Some of what is brought ahead is wanted. */
 static void host_same(struct butler_engine *all, struct butler_engine *few, const char *policy, enum butler_kv_type type,
-                      bool whole)
+                      bool whole, bool ahead)
 {
     struct butler_error err = {0};
     struct butler_session *a = session_on(all, policy, type), *b = session_on(few, policy, type);
@@ -84,6 +91,7 @@ static void host_same(struct butler_engine *all, struct butler_engine *few, cons
     read_long(a, HOST_LONG);
     read_long(b, HOST_LONG);
     compare_logits(a, b, 40, 0, policy);
+    uploaded_aside = 0;
     for (int step = 0; step < HOST_STEPS; step++) {
         const struct butler_stats before = stats_of(b);
         assert_int_equal(butler_step(a, 3 + step, &err), 0);
@@ -101,7 +109,11 @@ static void host_same(struct butler_engine *all, struct butler_engine *few, cons
         if (!whole && uploaded >= cache * 2 / 3)
             fail_msg("%s: a step brings %llu bytes of %llu", policy, (unsigned long long)uploaded, (unsigned long long)cache);
     }
-    assert_true(stats_of(b).pages_fetched > 0);
+    const struct butler_stats stats = stats_of(b);
+    assert_true(stats.pages_fetched > 0);
+    assert_true(uploaded_aside >= stats.pages_prefetched * page_bytes &&
+                uploaded_aside <= stats.pages_prefetched * (page_bytes + 24));
+    assert_true(stats.pages_guessed <= stats.pages_prefetched && (stats.pages_guessed > 0) == ahead);
     assert_int_equal(stats_of(a).pages_wanted, 0);
     butler_session_free(a), butler_session_free(b);
 }
@@ -111,22 +123,22 @@ static void test_host(void **state)
     static const struct {
         const char *policy;
         enum butler_kv_type type;
-        bool whole;
-    } cases[] = {{"quest:budget=32,dense=0", BUTLER_KV_F16, GPU_FEW},
-                 {"fier:budget=32,dense=0,page=16", BUTLER_KV_Q8_0, false},
-                 {"tinyserve:budget=32", BUTLER_KV_F16, false},
-                 {"quest:budget=16,page=4,dense=0,share=query,every=3", BUTLER_KV_F16, true},
-                 {"fier:budget=12,dense=1", BUTLER_KV_F16, true},
-                 {"tokenbutler2:budget=32,on_top=0,sinks=2,recent=3,page=16", BUTLER_KV_F16, true},
-                 {"tokenbutler:budget=32", BUTLER_KV_F16, true},
-                 {"full", BUTLER_KV_F16, true}};
+        bool whole, ahead;
+    } cases[] = {{"tokenbutler2:budget=32,on_top=0,sinks=0,recent=0,page=16", BUTLER_KV_F16, true, true},
+                 {"quest:budget=32,dense=0", BUTLER_KV_F16, false, false},
+                 {"fier:budget=32,dense=0,page=16", BUTLER_KV_Q8_0, false, false},
+                 {"tinyserve:budget=32", BUTLER_KV_F16, false, false},
+                 {"quest:budget=16,page=4,dense=0,share=query,every=3", BUTLER_KV_F16, true, false},
+                 {"fier:budget=12,dense=1", BUTLER_KV_F16, true, false},
+                 {"tokenbutler:budget=32", BUTLER_KV_F16, true, true},
+                 {"full", BUTLER_KV_F16, true, false}};
     struct butler_error err = {0};
     begin(state);
     with_predictors = 1;
     struct butler_engine *all = host_engine(0, &err), *layer = host_engine(16 * HOST_PAGE, &err);
     with_predictors = 0;
     for (int c = 0; c < (GPU_FEW ? 1 : N(cases)); c++)
-        host_same(all, layer, cases[c].policy, cases[c].type, cases[c].whole);
+        host_same(all, layer, cases[c].policy, cases[c].type, cases[c].whole, cases[c].ahead);
     free_engine(layer);
     if (GPU_FEW) {
         free_engine(all);

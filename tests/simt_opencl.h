@@ -266,6 +266,7 @@ static const struct butler_opencl simt_opencl = {
     .CreateBuffer = simt_make_buffer,
     .ReleaseMemObject = simt_release_buffer,
     .Finish = simt_finish,
+    .Flush = simt_finish,
     .EnqueueWriteBuffer = simt_write,
     .EnqueueReadBuffer = simt_read,
     .EnqueueCopyBuffer = simt_copy,

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/by_use.h"
 #include "devices/mapped.h"
 
 enum {
@@ -13,9 +14,9 @@ enum {
     STAYS = 32,           /* of what a scan fetches, one in so many stays as if it had been wanted by itself */
 };
 
-/* Memory of one piece. The circle of all frames that have one, by use, begins and ends at frame 0, which has none. */
+/* Memory of one piece. */
 struct frame {
-    uint32_t piece, newer, older;
+    uint32_t piece;
     uint32_t wanted; /* the operation that wanted it last */
     bool dirty;      /* the file does not have its contents */
     bool guessed;    /* it was prefetched, and has not been wanted yet */
@@ -29,10 +30,11 @@ struct butler_frames {
     uint32_t n_pieces, n_frames;
     unsigned char *addresses, *memory; /* memory: frames 0 to n_frames, of which nobody can touch the first */
     size_t memory_bytes;
-    uint32_t *frame_of;     /* [n_pieces] 0: not resident */
-    unsigned char *on_disk; /* [n_pieces] */
-    struct frame *frames;   /* [n_frames + 1] */
-    uint32_t *unused;       /* stack of frames below n_used that have no piece */
+    uint32_t *frame_of;        /* [n_pieces] 0: not resident */
+    unsigned char *on_disk;    /* [n_pieces] */
+    struct frame *frames;      /* [n_frames + 1] */
+    struct butler_by_use *use; /* [n_frames + 1] those that have a piece */
+    uint32_t *unused;          /* stack of frames below n_used that have no piece */
     uint32_t n_unused, n_used;
     uint64_t n_on_disk;
     struct butler_disk *disk;
@@ -67,13 +69,14 @@ static int make_memory(struct butler_frames *frames, struct butler_error *err)
     frames->frame_of = butler_reserve(frames->n_pieces * sizeof *frames->frame_of, false, err);
     frames->on_disk = butler_reserve(frames->n_pieces, false, err);
     frames->frames = butler_reserve(((size_t)frames->n_frames + 1) * sizeof *frames->frames, false, err);
+    frames->use = butler_reserve(((size_t)frames->n_frames + 1) * sizeof *frames->use, false, err);
     frames->unused = butler_reserve(frames->n_frames * sizeof *frames->unused, false, err);
     frames->blocks = butler_reserve(frames->n_frames * sizeof *frames->blocks, false, err);
     frames->missing = butler_reserve(frames->n_frames * sizeof *frames->missing, false, err);
     frames->leaving = butler_reserve(frames->n_frames * sizeof *frames->leaving, false, err);
     frames->arriving = butler_reserve(frames->n_frames * sizeof *frames->arriving, false, err);
     if (!frames->arriving || !frames->memory || !frames->addresses || !frames->frame_of || !frames->on_disk || !frames->frames ||
-        !frames->unused || !frames->blocks || !frames->missing || !frames->leaving)
+        !frames->use || !frames->unused || !frames->blocks || !frames->missing || !frames->leaving)
         return BUTLER_ERROR_MEMORY;
     /* Who looks for a piece that is not there is stopped. */
     mprotect(frames->memory, frames->places.frame_bytes, PROT_NONE);
@@ -177,25 +180,7 @@ unsigned char *butler_frames_at(const struct butler_frames *frames, uint32_t pie
     return frame_memory(frames, frames->frame_of[piece]);
 }
 
-/* ------------------------------------------------------------------------------------------------ by use */
-
-static void take_out(struct butler_frames *frames, uint32_t at)
-{
-    struct frame *all = frames->frames;
-    all[all[at].newer].older = all[at].older;
-    all[all[at].older].newer = all[at].newer;
-}
-
-/* As the newest, or the oldest. */
-static void put_in(struct butler_frames *frames, uint32_t at, bool newest)
-{
-    struct frame *all = frames->frames;
-    const uint32_t newer = newest ? 0 : all[0].newer, older = newest ? all[0].older : 0;
-    all[at].newer = newer;
-    all[at].older = older;
-    all[newer].older = at;
-    all[older].newer = at;
-}
+/* --------------------------------------------------------------------------------------------- operations */
 
 void butler_frames_begin(struct butler_frames *frames)
 {
@@ -215,8 +200,8 @@ void butler_frames_want(struct butler_frames *frames, uint32_t piece, bool scan)
         frames->n_guessed += frames->frames[at].guessed;
         frames->frames[at].guessed = false;
         frames->awaits = frames->awaits || frames->frames[at].arriving;
-        take_out(frames, at);
-        put_in(frames, at, true);
+        butler_by_use_take_out(frames->use, at);
+        butler_by_use_put_in(frames->use, at, true);
     } else if (frames->n_missing == frames->n_frames) {
         frames->too_many = true;
     } else {
@@ -268,7 +253,7 @@ static int write_dirty(struct butler_frames *frames, int n, struct butler_error 
  * written first. */
 static int make_room(struct butler_frames *frames, struct butler_error *err)
 {
-    uint32_t n = 0, at = frames->frames[0].newer;
+    uint32_t n = 0, at = frames->use[0].newer;
     int n_dirty = 0;
     const uint32_t n_fresh = frames->n_unused + frames->n_frames - frames->n_used;
     while (n + BUTLER_MIN(n_fresh, frames->n_missing) < frames->n_missing && at != 0) {
@@ -278,7 +263,7 @@ static int make_room(struct butler_frames *frames, struct butler_error *err)
                 n_dirty = add_dirty(frames, at, n_dirty);
             frames->leaving[n++] = at;
         }
-        at = frame->newer;
+        at = frames->use[at].newer;
     }
     const int code = write_dirty(frames, n_dirty, err);
     if (code < 0)
@@ -288,7 +273,7 @@ static int make_room(struct butler_frames *frames, struct butler_error *err)
                            (unsigned long long)((uint64_t)frames->n_frames * frames->places.frame_bytes));
     for (uint32_t i = 0; i < n; i++) {
         frames->frame_of[frames->frames[frames->leaving[i]].piece] = 0;
-        take_out(frames, frames->leaving[i]);
+        butler_by_use_take_out(frames->use, frames->leaving[i]);
     }
     while (n < frames->n_missing)
         frames->leaving[n++] = frames->n_unused > 0 ? frames->unused[--frames->n_unused] : ++frames->n_used;
@@ -313,7 +298,7 @@ static int finish(struct butler_frames *frames, struct butler_error *err)
         const uint32_t at = frames->arriving[i], piece = frames->frames[at].piece;
         frames->frames[at].arriving = false;
         if (code < 0 || (!frames->on_disk[piece] && !butler_mapped_matches(frames->mapped, piece, frame_memory(frames, at)))) {
-            take_out(frames, at);
+            butler_by_use_take_out(frames->use, at);
             frames->frame_of[piece] = 0;
             frames->unused[frames->n_unused++] = at;
         }
@@ -381,7 +366,7 @@ int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fet
         frames->frames[at] = (struct frame){.piece = piece, .wanted = frames->operation};
         const bool scan = frames->missing[i] >> 31;
         frames->n_scanned += scan;
-        put_in(frames, at, !scan || frames->n_scanned % STAYS == 0);
+        butler_by_use_put_in(frames->use, at, !scan || frames->n_scanned % STAYS == 0);
     }
     frames->n_missing = 0;
     fetched->ns += (uint64_t)((butler_seconds() - start) * 1e9);
@@ -400,7 +385,7 @@ void butler_frames_guess(struct butler_frames *frames, uint32_t piece)
 int butler_frames_prefetch(struct butler_frames *frames)
 {
     const uint32_t n_wanted = frames->n_missing;
-    uint32_t at = frames->frames[0].newer;
+    uint32_t at = frames->use[0].newer;
     int n = 0;
     struct butler_error ignored;
     if (n_wanted == 0 || finish(frames, &ignored) < 0) { /* who wants it asks again */
@@ -410,15 +395,15 @@ int butler_frames_prefetch(struct butler_frames *frames)
     }
     for (uint32_t next; at != 0 && n < (int)n_wanted && n < (int)MOST_GUESSED; at = next) {
         const struct frame *frame = &frames->frames[at];
-        next = frame->newer;
+        next = frames->use[at].newer;
         if (frame->dirty || frame->wanted == frames->operation)
             continue;
         const uint32_t piece = frames->missing[n];
         frames->frame_of[frame->piece] = 0;
-        take_out(frames, at);
+        butler_by_use_take_out(frames->use, at);
         frames->frames[at] = (struct frame){.piece = piece, .wanted = frames->operation, .guessed = true, .arriving = true};
         frames->frame_of[piece] = at;
-        put_in(frames, at, true);
+        butler_by_use_put_in(frames->use, at, true);
         frames->blocks[n] = frames->on_disk[piece] ? (struct butler_disk_block){.index = piece, .memory = frame_memory(frames, at)}
                                                    : butler_mapped_block(frames->mapped, piece, frame_memory(frames, at));
         frames->arriving[n++] = at;
@@ -445,7 +430,7 @@ void butler_frames_discard(struct butler_frames *frames, uint32_t extent)
     for (uint32_t piece = first; piece < first + frames->places.pieces; piece++) {
         const uint32_t at = frames->frame_of[piece];
         if (at) {
-            take_out(frames, at);
+            butler_by_use_take_out(frames->use, at);
             frames->frame_of[piece] = 0;
             frames->unused[frames->n_unused++] = at;
         }

@@ -189,6 +189,8 @@ static void stop(struct butler_gpu *gpu)
             butler_cublas_open(0)->Destroy_v2(gpu->products);
         if (gpu->program)
             cuda->ModuleUnload(gpu->program);
+        if (gpu->aside)
+            cuda->StreamDestroy_v2(gpu->aside);
         if (gpu->queue)
             cuda->StreamDestroy_v2(gpu->queue);
         leave(gpu, 0);
@@ -214,6 +216,8 @@ static void free_buffer(struct butler_gpu *gpu, void *buffer)
         return;
     butler_cuda_flush(gpu);
     cuda_of(gpu)->StreamSynchronize(gpu->queue);
+    if (gpu->aside)
+        cuda_of(gpu)->StreamSynchronize(gpu->aside);
     cuda_of(gpu)->MemFree_v2(address_of(buffer, 0));
     leave(gpu, 0);
 }
@@ -251,6 +255,16 @@ static int download(struct butler_gpu *gpu, void *host, void *from, size_t at, s
         return code;
     code = cuda_of(gpu)->MemcpyDtoHAsync_v2(host, address_of(from, at), n, gpu->queue);
     return leave(gpu, code ? code : cuda_of(gpu)->StreamSynchronize(gpu->queue));
+}
+
+static int upload_aside(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n)
+{
+    int code = enter_stream(gpu);
+    if (code != 0)
+        return code;
+    if (!gpu->aside)
+        code = cuda_of(gpu)->StreamCreate(&gpu->aside, CUDA_STREAM_NON_BLOCKING);
+    return leave(gpu, code ? code : cuda_of(gpu)->MemcpyHtoDAsync_v2(address_of(to, at), host, n, gpu->aside));
 }
 
 static int copy(struct butler_gpu *gpu, void *to, size_t to_at, void *from, size_t from_at, size_t n)
@@ -291,6 +305,16 @@ static int finish(struct butler_gpu *gpu)
     return leave(gpu, code ? code : waited);
 }
 
+/* What waits for the first stream goes there before the wait. */
+static int finish_aside(struct butler_gpu *gpu)
+{
+    const int code = enter(gpu);
+    if (code != 0 || !gpu->aside)
+        return code ? code : leave(gpu, 0);
+    butler_cuda_flush(gpu);
+    return leave(gpu, cuda_of(gpu)->StreamSynchronize(gpu->aside));
+}
+
 const struct butler_gpu_driver butler_gpu_cuda = {
     .name = "cuda",
     .find = find,
@@ -302,6 +326,8 @@ const struct butler_gpu_driver butler_gpu_cuda = {
     .free_host = free_host,
     .upload = upload,
     .download = download,
+    .upload_aside = upload_aside,
+    .finish_aside = finish_aside,
     .copy = copy,
     .zero = zero,
     .launch = butler_cuda_add_launch,

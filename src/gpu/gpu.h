@@ -72,6 +72,7 @@ struct butler_gpu {
     const struct butler_gpu_driver *driver;
     const void *api; /* the functions of the driver's library; this and the following are the driver's */
     void *device, *context, *queue, *program, *kernels[GPU_N_KERNELS];
+    void *aside;                          /* a second queue, from its first use on */
     struct butler_cuda_launches *waiting; /* launches that CUDA's driver was not given yet (cuda_graph.h); NULL: none so far */
     uint64_t launches[GPU_N_KERNELS];
     struct butler_gpu_region *regions; /* [n_regions], ascending */
@@ -129,6 +130,9 @@ struct butler_gpu_driver {
     void (*free_host)(struct butler_gpu *gpu, void *memory);                  /* after finish */
     int (*upload)(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n); /* a code; host is read until finish */
     int (*download)(struct butler_gpu *gpu, void *host, void *from, size_t at, size_t n);   /* a code; waits for the bytes */
+    /* As upload, and finish, of a second queue, whose work is done beside that of the first, which has begun by then. Codes. */
+    int (*upload_aside)(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n);
+    int (*finish_aside)(struct butler_gpu *gpu);
     int (*copy)(struct butler_gpu *gpu, void *to, size_t to_at, void *from, size_t from_at, size_t n); /* a code */
     int (*zero)(struct butler_gpu *gpu, void *buffer, size_t at, size_t n);                            /* a code */
     /* A code. The launch may wait until another of these functions but alloc is called, and fail there. */
@@ -165,6 +169,10 @@ void butler_gpu_launch(struct butler_gpu *gpu, enum butler_gpu_kernel kernel, in
 
 /* The driver's product of three addresses. */
 void butler_gpu_multiply(struct butler_gpu *gpu, float *y, const float *w, const float *x, const int shape[3]);
+
+/* host_memory goes to an address of the device beside what the device does, which must not touch it until finish. */
+void butler_gpu_upload_aside(struct butler_gpu *gpu, void *to, const void *host, size_t n_bytes);
+void butler_gpu_finish_aside(struct butler_gpu *gpu);
 
 /* Products of prompts' rows, where gpu->products is not NULL. */
 void butler_gpu_matmul_prompt(struct butler_backend *backend, const struct butler_product *products, int n_products, const float *x,

@@ -1,6 +1,9 @@
 /* See host_gpu.h. Every operation that touches rows says first which: the newest tokens, a window, all of the layer, or what the
  * lists of a decode step chose, which the device noted, a bit for each unit: these come to the host, 8 bytes for 64 units. What
- * several operations would do in one launch is not offered: between selection and attention lies the fetching. */
+ * several operations would do in one launch is not offered: between selection and attention lies the fetching.
+ *
+ * Where a predictor gives the lists of several layers together, the first of them knows what the others want: it is brought to the
+ * device while that layer is computed. */
 #include "gpu/host_gpu.h"
 
 #include <stdlib.h>
@@ -126,12 +129,15 @@ static uint32_t page_of(const struct butler_kv_head *head, int slot)
     return head->extents[slot / BUTLER_EXTENT_TOKENS] * BUTLER_EXTENT + (uint32_t)(slot % BUTLER_EXTENT_TOKENS / BUTLER_PAGE);
 }
 
-/* Slots [first, end) of a head. */
-static void want_slots(const struct wants *wants, const struct butler_kv_head *head, int first, int end)
+/* What pages of a pool are told. */
+typedef void page_fn(struct butler_gpu_pages *pages, uint32_t page);
+
+/* Tells the pages of slots [first, end) of a head. */
+static void each_page(const struct wants *wants, const struct butler_kv_head *head, int first, int end, page_fn *tell)
 {
     first = BUTLER_MAX(first, head->n_released * BUTLER_EXTENT_TOKENS);
     for (int slot = first / BUTLER_PAGE * BUTLER_PAGE; slot < end && wants->pages; slot += BUTLER_PAGE)
-        butler_gpu_pages_want(wants->pages, page_of(head, slot));
+        tell(wants->pages, page_of(head, slot));
 }
 
 static int n_slots_of(const struct butler_layer_state *state)
@@ -144,7 +150,7 @@ static void want_layer(const struct wants *wants, int first)
 {
     const struct butler_layer_state *state = wants->state;
     for (int h = 0; h < state->kv->n_kv_heads; h++)
-        want_slots(wants, butler_kv_at(state->kv, state->layer, h), first, n_slots_of(state));
+        each_page(wants, butler_kv_at(state->kv, state->layer, h), first, n_slots_of(state), butler_gpu_pages_want);
 }
 
 static void fetch(const struct wants *wants)
@@ -156,6 +162,7 @@ static void fetch(const struct wants *wants)
     butler_gpu_pages_fetch(wants->pages, wants->scan, &moved);
     traffic->n_wanted += moved.n_wanted;
     traffic->n_fetched += moved.n_fetched;
+    traffic->n_guessed += moved.n_guessed;
     traffic->disk_bytes += moved.bytes;
     traffic->disk_ns += moved.ns;
 }
@@ -216,7 +223,7 @@ static void host_attend_block(struct butler_backend *backend, const struct butle
     plain_of(backend)->attend_block(backend, state, q, out, n, window, observe_from);
 }
 
-/* Of one layer's lists after the other: kept, for there is one in every layer of every step. NULL: the session's cache fails. */
+/* Of some layers' lists after the others': kept, for there are some in every step. NULL: the session's cache fails. */
 static uint64_t *room_for_units(struct butler_gpu_host *host, size_t n_bytes, const struct butler_layer_state *state)
 {
     if (host->units_bytes >= n_bytes)
@@ -227,25 +234,72 @@ static uint64_t *room_for_units(struct butler_gpu_host *host, size_t n_bytes, co
     return host->units;
 }
 
-/* What the lists of the layer's step chose, as the device noted it. */
-static void want_lists(const struct wants *wants, struct butler_backend *backend, const struct butler_lists *lists)
+/* The lists of a layer's step, whether they were made with those of a layer before, and how many layers they were made for, this
+ * one included. */
+struct listed {
+    const struct butler_lists *lists;
+    bool made;
+    int n_layers;
+};
+
+static struct listed listed_of(const struct butler_layer_state *state, const struct butler_attend_token *token)
+{
+    const struct butler_selection *s = state->selection;
+    const bool made = token->k != NULL; /* method.c */
+    const bool begins = token->lists && !made && s->ahead_layer == state->layer && s->ahead_position == state->position;
+    return (struct listed){token->lists, made, begins ? s->ahead_end - s->ahead_layer : 1};
+}
+
+/* What the lists chose, as the device noted it, comes to the host, unless it did with the first of the layers that they were made
+ * for. False: there is no memory for it. */
+static bool read_units(const struct wants *wants, struct butler_backend *backend, const struct listed *listed)
 {
     const struct butler_layer_state *state = wants->state;
     const struct butler_selection *selection = state->selection;
-    const int unit = state->plan->unit, n = n_slots_of(state);
-    const size_t words = selection->words, n_bytes = (size_t)lists->n_lists * words * sizeof(uint64_t);
-    uint64_t *units = room_for_units(gpu_of(backend)->host, n_bytes, state);
-    if (!units)
-        return;
-    plain_of(backend)->download(backend, units, selection->units + (size_t)state->layer * (size_t)state->n_heads * words, n_bytes);
+    struct butler_gpu_host *host = gpu_of(backend)->host;
+    const size_t n = (size_t)listed->lists->n_lists * selection->words;
+    if (listed->made)
+        return true;
+    if (!room_for_units(host, (size_t)listed->n_layers * n * sizeof(uint64_t), state))
+        return false;
+    host->units_layer = state->layer;
+    for (int i = 0; i < listed->n_layers; i++)
+        plain_of(backend)->download(backend, host->units + (size_t)i * n,
+                                    selection->units + (size_t)(state->layer + i) * (size_t)state->n_heads * selection->words,
+                                    n * sizeof(uint64_t));
+    return true;
+}
+
+/* Tells the pages of what the lists of a layer chose. */
+static void each_listed(const struct wants *wants, struct butler_backend *backend, const struct butler_lists *lists, int layer,
+                        page_fn *tell)
+{
+    const struct butler_layer_state *state = wants->state;
+    const struct butler_gpu_host *host = gpu_of(backend)->host;
+    const size_t words = state->selection->words;
+    const uint64_t *units = host->units + (size_t)((layer - host->units_layer) * lists->n_lists) * words;
+    const int unit = state->plan->unit, n = butler_kv_at(state->kv, layer, 0)->n_slots;
     for (int i = 0; i < lists->n_lists; i++) {
-        const struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, i * state->kv->n_kv_heads / lists->n_lists);
+        const struct butler_kv_head *head = butler_kv_at(state->kv, layer, i * state->kv->n_kv_heads / lists->n_lists);
         for (int w = 0; w < BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(n, unit), 64); w++)
             for (uint64_t bits = units[(size_t)i * words + (size_t)w]; bits; bits &= bits - 1) {
                 const int first = (w * 64 + __builtin_ctzll(bits)) * unit;
-                want_slots(wants, head, first, BUTLER_MIN(first + unit, n));
+                each_page(wants, head, first, BUTLER_MIN(first + unit, n), tell);
             }
     }
+}
+
+/* What the lists of the next layers want, which were made with this one's, is brought here while it is computed. */
+static void prefetch(const struct wants *wants, struct butler_backend *backend, const struct listed *listed)
+{
+    const int layer = wants->state->layer;
+    if (!wants->pages || listed->n_layers == 1)
+        return;
+    for (int i = 1; i < listed->n_layers; i++)
+        each_listed(wants, backend, listed->lists, layer + i, butler_gpu_pages_keep);
+    for (int i = 1; i < listed->n_layers; i++)
+        each_listed(wants, backend, listed->lists, layer + i, butler_gpu_pages_guess);
+    wants->state->traffic->n_prefetched += butler_gpu_pages_prefetch(wants->pages);
 }
 
 /* Whether a step wants more than there are copies: then it is like a scan, of which some should be found next time. */
@@ -266,23 +320,23 @@ static void host_attend(struct butler_backend *backend, const struct butler_laye
                         const struct butler_attend_token *token)
 {
     struct wants wants;
-    if (!begin(backend, state, false, &wants))
+    const struct listed listed = listed_of(state, token);
+    if (!begin(backend, state, false, &wants) || (token->lists && !read_units(&wants, backend, &listed)))
         return;
     wants.scan = step_exceeds(&wants) || (!token->lists && state->plan->method != BUTLER_RETRIEVE);
     if (token->k)
         want_layer(&wants, append_start(state, 1));
     if (token->lists)
-        want_lists(&wants, backend, token->lists);
+        each_listed(&wants, backend, token->lists, state->layer, butler_gpu_pages_want);
     else
         want_layer(&wants, n_slots_of(state) - token->newest);
     fetch(&wants);
-    if (state->kv->fault.code < 0)
-        return;
     if (wants.pages)
         wants.pages->step_wanted += wants.pages->n_wanted;
     plain_of(backend)->attend(backend, state, token);
     if (token->k)
         wrote(&wants, n_slots_of(state) - 1);
+    prefetch(&wants, backend, &listed);
 }
 
 static void host_attend_exact(struct butler_backend *backend, const struct butler_attend_span *span)

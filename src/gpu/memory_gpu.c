@@ -237,6 +237,20 @@ static void begin_upload(struct butler_gpu *gpu, void *to, const void *host, siz
     butler_gpu_fail(gpu, "upload", gpu->driver->upload(gpu, buffer, offset, host, n_bytes));
 }
 
+void butler_gpu_upload_aside(struct butler_gpu *gpu, void *to, const void *host, size_t n_bytes)
+{
+    size_t offset;
+    if (gpu->fault.code < 0)
+        return;
+    void *buffer = buffer_at(gpu, to, &offset);
+    butler_gpu_fail(gpu, "upload", gpu->driver->upload_aside(gpu, buffer, offset, host, n_bytes));
+}
+
+void butler_gpu_finish_aside(struct butler_gpu *gpu)
+{
+    butler_gpu_fail(gpu, "upload", gpu->driver->finish_aside(gpu)); /* after a failure too: until then host memory may be read */
+}
+
 static void finish(struct butler_gpu *gpu)
 {
     butler_gpu_fail(gpu, "upload", gpu->driver->finish(gpu)); /* after a failure too: until then host memory may be read */

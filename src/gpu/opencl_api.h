@@ -44,23 +44,24 @@ enum {
                                 each(cl_int, SetKernelArg, (void *kernel, cl_uint i, size_t size, const void *value)) each(        \
                                     void *, CreateBuffer, (void *context, cl_ulong flags, size_t size, void *host, cl_int *code))  \
                                     each(cl_int, ReleaseMemObject, (void *buffer)) each(cl_int, Finish, (void *queue))             \
-                                        each(cl_int, EnqueueWriteBuffer,                                                           \
-                                             (void *queue, void *buffer, cl_uint blocking, size_t offset, size_t size,             \
-                                              const void *host, cl_uint n_events, const void *events, void *event))                \
-                                            each(cl_int, EnqueueReadBuffer,                                                        \
-                                                 (void *queue, void *buffer, cl_uint blocking, size_t offset,                      \
-                                                  size_t size, void *host, cl_uint n_events, const void *events, void *event))     \
-                                                each(cl_int, EnqueueCopyBuffer,                                                    \
-                                                     (void *queue, void *from, void *to, size_t from_offset, size_t to_offset,     \
-                                                      size_t size, cl_uint n_events, const void *events, void *event))             \
-                                                    each(cl_int, EnqueueFillBuffer,                                                \
-                                                         (void *queue, void *buffer, const void *pattern, size_t pattern_size,     \
-                                                          size_t offset, size_t size, cl_uint n_events, const void *events,        \
-                                                          void *event))                                                            \
-                                                        each(cl_int, EnqueueNDRangeKernel,                                         \
-                                                             (void *queue, void *kernel, cl_uint n_axes, const size_t *offset,     \
-                                                              const size_t *global, const size_t *local, cl_uint n_events,         \
-                                                              const void *events, void *event))
+                                        each(cl_int, Flush, (void *queue))                                                         \
+                                            each(cl_int, EnqueueWriteBuffer,                                                       \
+                                                 (void *queue, void *buffer, cl_uint blocking, size_t offset, size_t size,         \
+                                                  const void *host, cl_uint n_events, const void *events, void *event))            \
+                                                each(cl_int, EnqueueReadBuffer,                                                    \
+                                                     (void *queue, void *buffer, cl_uint blocking, size_t offset, size_t size,     \
+                                                      void *host, cl_uint n_events, const void *events, void *event))              \
+                                                    each(cl_int, EnqueueCopyBuffer,                                                \
+                                                         (void *queue, void *from, void *to, size_t from_offset, size_t to_offset, \
+                                                          size_t size, cl_uint n_events, const void *events, void *event))         \
+                                                        each(cl_int, EnqueueFillBuffer,                                            \
+                                                             (void *queue, void *buffer, const void *pattern, size_t pattern_size, \
+                                                              size_t offset, size_t size, cl_uint n_events, const void *events,    \
+                                                              void *event))                                                        \
+                                                            each(cl_int, EnqueueNDRangeKernel,                                     \
+                                                                 (void *queue, void *kernel, cl_uint n_axes, const size_t *offset, \
+                                                                  const size_t *global, const size_t *local, cl_uint n_events,     \
+                                                                  const void *events, void *event))
 
 #define OPENCL_POINTER(type, name, parameters) type(*name) parameters;
 struct butler_opencl {

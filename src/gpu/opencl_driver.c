@@ -113,6 +113,8 @@ static void stop(struct butler_gpu *gpu)
             cl->ReleaseKernel(gpu->kernels[i]);
     if (gpu->program)
         cl->ReleaseProgram(gpu->program);
+    if (gpu->aside)
+        cl->ReleaseCommandQueue(gpu->aside);
     if (gpu->queue)
         cl->ReleaseCommandQueue(gpu->queue);
     if (gpu->context)
@@ -157,6 +159,22 @@ static int download(struct butler_gpu *gpu, void *host, void *from, size_t at, s
     return cl_of(gpu)->EnqueueReadBuffer(gpu->queue, from, 1, at, n, host, 0, NULL, NULL);
 }
 
+static int upload_aside(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n)
+{
+    const struct butler_opencl *cl = cl_of(gpu);
+    cl_int code = cl->Flush(gpu->queue);
+    if (code == 0 && !gpu->aside)
+        gpu->aside = cl->CreateCommandQueue(gpu->context, gpu->device, 0, &code);
+    code = code ? code : cl->EnqueueWriteBuffer(gpu->aside, to, 0, at, n, host, 0, NULL, NULL);
+    return code ? code : cl->Flush(gpu->aside);
+}
+
+static int finish_aside(struct butler_gpu *gpu)
+{
+    const cl_int code = cl_of(gpu)->Flush(gpu->queue), waited = gpu->aside ? cl_of(gpu)->Finish(gpu->aside) : 0;
+    return code ? code : waited;
+}
+
 static int copy(struct butler_gpu *gpu, void *to, size_t to_at, void *from, size_t from_at, size_t n)
 {
     return cl_of(gpu)->EnqueueCopyBuffer(gpu->queue, from, to, from_at, to_at, n, 0, NULL, NULL);
@@ -197,6 +215,8 @@ const struct butler_gpu_driver butler_gpu_opencl = {
     .free_host = free_host,
     .upload = upload,
     .download = download,
+    .upload_aside = upload_aside,
+    .finish_aside = finish_aside,
     .copy = copy,
     .zero = zero,
     .launch = launch,
