@@ -83,7 +83,8 @@ def test_same_items_beside_another_policy(results, tmp_path):
     """A row that was measured beside the other policy decides what two intervals leave open."""
     rows = [row("full", 1, 20, [10, 30]), row("h2o", 0.5, 25, [15, 35], (5, 4, 6)), row("h2o+vatp", 0.5, 24, [14, 34], (4, 3, 5))]
     claim = re.compile(r"\| VATP is better than H2O at 50 % \| SmolLM2 \| WikiText-2.*")
-    assert claim.search(pieces(results, tmp_path, rows, "claims")["claims"])[0].endswith("| undecided |")
+    found = pieces(results, tmp_path, rows, "claims", "claims of SmolLM2")
+    assert claim.search(found["claims of SmolLM2"])[0].endswith("| undecided |") and not claim.search(found["claims"])
     beside = {**rows[2], "difference": {"to": "h2o:budget=0.5", "value": -1, "ci": [-1.5, -0.5]}}
     line = claim.search(pieces(results, tmp_path, [*rows, beside], "claims")["claims"])[0]
     assert line.endswith("| `h2o` 25.0 (-1.5 … -0.5) | shows |")
