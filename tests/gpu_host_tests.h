@@ -2,6 +2,7 @@
 #ifndef GPU_HOST_TESTS_H
 #define GPU_HOST_TESTS_H
 
+#include "engine/pages.h"
 #include "gpu/gpu.h"
 
 /* A layer of 128 tokens has 16 pages: as many as there are copies, the fewest that are allowed. */
@@ -139,6 +140,8 @@ static void test_host(void **state)
     with_predictors = 0;
     for (int c = 0; c < (GPU_FEW ? 1 : N(cases)); c++)
         host_same(all, layer, cases[c].policy, cases[c].type, cases[c].whole, cases[c].ahead);
+    for (const struct butler_pages *pages = all->pages; pages; pages = pages->next) /* a predictor's own is small */
+        assert_true(pages->spills ? pages->n_bytes > 1 << 21 : pages->n_bytes <= 1 << 20);
     free_engine(layer);
     if (GPU_FEW) {
         free_engine(all);

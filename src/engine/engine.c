@@ -185,6 +185,18 @@ void butler_engine_free(struct butler_engine *engine)
     free(engine);
 }
 
+/* Most bytes of a pool. What a metric keeps has a pool by itself, which on a device is not memory that costs nothing until it is
+ * written: of as many tokens as the other pool holds, with no more heads than the model's queries have. */
+static uint64_t pool_bytes(const struct butler_engine *engine, size_t extent_bytes, bool spills)
+{
+    const struct butler_hparams *hp = &engine->model->hp;
+    const uint64_t extents = engine->kv_bytes / butler_kv_extent_bytes(BUTLER_KV_F16, hp->head_dim),
+                   of_all_heads = extents / (uint64_t)(hp->n_layers * hp->n_kv_heads);
+    if (spills || engine->backend->kv_bytes == 0)
+        return engine->kv_bytes;
+    return BUTLER_MAX(2 * of_all_heads * (uint64_t)hp->n_heads * extent_bytes, 1 << 20);
+}
+
 struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim, bool spills,
                                          struct butler_error *err)
 {
@@ -196,7 +208,8 @@ struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butl
     for (struct butler_pages *pages = engine->pages; pages; pages = pages->next)
         if (pages->extent_bytes == extent_bytes && pages->spills == spills)
             return pages;
-    struct butler_pages *pages = butler_pages_new(engine->backend, extent_bytes, engine->kv_bytes, spills, err);
+    struct butler_pages *pages =
+        butler_pages_new(engine->backend, extent_bytes, pool_bytes(engine, extent_bytes, spills), spills, err);
     if (pages) {
         pages->next = engine->pages;
         engine->pages = pages;
