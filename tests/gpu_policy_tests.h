@@ -175,7 +175,7 @@ static void test_fier(void **state)
     } cases[] = {{"fier:budget=24,dense=0", BUTLER_KV_F16},
                  {"fier:budget=32,dense=1,page=16,levels=means,sinks=4", BUTLER_KV_F32},
                  {"fier:budget=24,dense=0,g=64,share=query,recent=3", BUTLER_KV_F32},
-                 {"fier:budget=24,dense=0,every=3,group=mean,page=4", BUTLER_KV_Q8_0},
+                 {"fier:budget=0.3,dense=0,every=3,group=mean,page=4", BUTLER_KV_Q8_0},
                  {"fier:budget=24,dense=0,every=2,share=2", BUTLER_KV_Q8_0}}; /* of four query heads on a KV head */
     char fixture[FIXTURE_PATH];
     struct tiny tiny = tiny_default;

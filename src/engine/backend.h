@@ -210,7 +210,7 @@ struct butler_attend_span {
     int made_before; /* selects: > 0: made with the selection of layer - made_before, and is in the session's memory */
     int n_together;  /* selects: how many layers, this one included, select now by the queries that a predictor gave */
     int selected_at; /* retrieves, does not select: position after that of the step whose selection it repeats */
-    struct butler_selecting selecting[BUTLER_AHEAD]; /* [n_together], or what is repeated */
+    struct butler_selecting selecting[BUTLER_AHEAD]; /* [n_together], or what is repeated, by now's n */
     int observe_from; /* the metric observes the attention of queries at positions from here on; INT32_MAX: of none. exact: of the
                          last alone */
     bool sparse;      /* of a prompt: by blocks */

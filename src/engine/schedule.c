@@ -67,10 +67,10 @@ static struct butler_choice units_of(const struct butler_limits *limits, int uni
     return choice;
 }
 
-static struct butler_selecting selecting_of(const struct butler_session *session, int layer)
+/* What a step selects with n tokens, its own included; what retrieves holds all. */
+static struct butler_selecting selecting_of(const struct butler_session *session, int layer, int n)
 {
     const struct butler_policy *policy = &session->policy;
-    const int n = session->n_past + 1; /* what retrieves holds all tokens */
     const struct butler_limits limits = butler_policy_limits(policy, layer, session->shape.n_layers, n);
     const int n_pages = butler_policy_scan_pages(policy, &limits, n);
     struct butler_selecting selecting = {.n = n, .choice = units_of(&limits, policy->unit, n)};
@@ -104,7 +104,7 @@ static void select_layers(struct butler_session *session, int layer, bool alone,
     }
     span->n_together = alone ? n_together(session, layer) : 1;
     for (int i = 0; i < span->n_together; i++)
-        span->selecting[i] = selecting_of(session, layer + i);
+        span->selecting[i] = selecting_of(session, layer + i, session->n_past + 1);
     selection->ahead_layer = layer;
     selection->ahead_end = layer + span->n_together;
     selection->ahead_position = session->n_past;
@@ -118,7 +118,8 @@ void butler_schedule_span(struct butler_session *session, int layer, bool alone,
         select_layers(session, layer, alone, span);
     else if (span->retrieves) {
         span->selected_at = session->selection.at[layer];
-        span->selecting[0] = selecting_of(session, layer);
+        span->selecting[0] = selecting_of(session, layer, span->selected_at);
+        span->selecting[0].n = session->n_past + 1;
     }
     if (!span->retrieves && !span->sparse)
         session->selection.at[layer] = 0;
