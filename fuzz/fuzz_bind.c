@@ -7,9 +7,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+static volatile unsigned sink; /* so that reads happen */
+
 static void read_values(const struct butler_gguf *gguf)
 {
-    volatile unsigned sink = 0;
     for (int64_t i = 0; i < butler_gguf_n_values(gguf); i++) {
         const struct butler_gguf_value *value = butler_gguf_value_at(gguf, i);
         if (butler_gguf_value(gguf, value->key) != value)
@@ -33,7 +34,6 @@ static void read_values(const struct butler_gguf *gguf)
 
 static void read_matrix(const struct butler_matrix *matrix)
 {
-    volatile unsigned sink = 0;
     if (matrix->data) {
         const unsigned char *data = matrix->data;
         sink += data[0] + data[matrix->row_bytes * (size_t)matrix->n_rows - 1];
@@ -44,7 +44,6 @@ static void read_matrix(const struct butler_matrix *matrix)
 
 static void read_vector(const struct butler_vector *vector, int n)
 {
-    volatile unsigned sink = 0;
     if (vector->weight)
         sink += vector->weight[0] > 0 && vector->weight[n - 1] > 0;
     if (vector->bias)
