@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODEL, GEMMA, QWEN = "smollm2.gguf", "gemma3-270m.gguf", "qwen2.5-coder-0.5b.gguf"
-MODEL_NAMES = {QWEN: "Qwen 0.5B", MODEL: "SmolLM2"}  # of the claims, the first that was measured
+MODEL, GEMMA, QWEN, LARGE = "smollm2.gguf", "gemma3-270m.gguf", "qwen2.5-coder-0.5b.gguf", "qwen2.5-coder-1.5b.gguf"
+MODEL_NAMES = {LARGE: "Qwen 1.5B", QWEN: "Qwen 0.5B", MODEL: "SmolLM2"}  # of the claims, the first that was measured
 KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read date version commit".split()
 
 # A task is (task, subset, metric); a column of a table is (task, budget).
@@ -21,8 +21,8 @@ PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, 
     ("ppl", None, "ppl"), ("coref", None, "coverage"), ("ruler", "niah_single_1", "string_match"), ("ppl", "book", "ppl"),
     ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"), ("recall", None, "top_half_accuracy"),
     ("mc", "all sets, 5 shots", "mean"), ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
-MULTIKEY = ("ruler", "niah_multikey_2", "string_match")
-TITLES = {MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
+MULTIKEY, WHOLE = ("ruler", "niah_multikey_2", "string_match"), ("coref", None, "accuracy")
+TITLES = {WHOLE: "co-reference, whole names, %", MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
           RULER_4K: "RULER, 4,096 tokens, %", RULER_8K: "RULER, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -45,6 +45,7 @@ DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), "fier:levels=means": 
          "snapkv": ("#cc79a7", "6 3"), "pyramidkv": ("#8c564b", "6 3"), "tova": ("#9467bd", "6 3"), H2O: ("#e69f00", "6 3"), VATP: ("#b8a000", "6 3"),
          "scissorhands": ("#7f7f3f", "6 3"), "streaming": ("#56b4e9", "6 3"), "knorm": ("#444", "6 3"), "random": ("#aaa", "2 3")}  # colour, dashes
 QWEN_TABLE = [(BOOK, 0.11), (BOOK, 0.25), (KEY, 64), (KEY, 0.11), (MULTIKEY, 128), (MULTIKEY, 0.11), (NAMED, 0.11), (NAMED, 0.5)]
+LARGE_TABLE = [(WHOLE, budget) for budget in (0.11, 0.25, 0.5)]
 QWEN_BUDGETS = (0.11, 0.25, 0.5, 64, 128)
 QWEN_PANELS = {BOOK: 1.2, KEY: 0, MULTIKEY: 0, NAMED: 0}
 PANELS = {RULER_4K: 0, KEY: 0, QUESTIONS: 0, NAMED: 0, BOOK: 1.2, PPL: 2}  # the lower edge, times full's value
@@ -341,7 +342,7 @@ def one_predictor(models):
 
 def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "results.md", ROOT / "bench" / "tables.md", ROOT / "bench" / "ruler.md"),
          drawings=(ROOT / "docs" / "results.svg", ROOT / "docs" / "results-qwen.svg")):
-    models = {MODEL: {}, GEMMA: {}, QWEN: {}}
+    models = {MODEL: {}, GEMMA: {}, QWEN: {}, LARGE: {}}
     for path in [store, *files]:
         for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
             row = {key: value for key, value in json.loads(line).items() if key in KEPT}
@@ -359,7 +360,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
     found = {name: models[model] | means(models[model]) for model, name in MODEL_NAMES.items()}
     rows = found[MODEL_NAMES[MODEL]]
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
-              "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE),
+              "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE), "large": table(models[LARGE], LARGE_TABLE),
               "claims": claims(found, undecided=False), "claims of SmolLM2": claims({MODEL_NAMES[MODEL]: rows}), "published": published(rows),
               **{f"{length} {budget_text(budget)}": table(rows, [(task, budget) for task in tasks], titles={})
                  for length, tasks in RULER.items() for budget in BUDGETS}}
