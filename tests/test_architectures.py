@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from arch_folder import make_folder, text_of
-from cli import ROOT, needs_gguf, python_tool, rows
+from cli import GQA, ROOT, butler, needs_gguf, python_tool, rows
 
 DATA = json.loads((ROOT / "tests" / "data" / "architectures.json").read_text())
 CASES, IDS, POSITIONS = DATA["cases"], DATA["ids"], DATA["positions"]
@@ -67,6 +67,15 @@ def test_policies_that_read_everything(name, files, tmp_path):
     assert len(ppl) == len(POLICIES)
     for policy, value in ppl.items():
         assert np.log(value) == pytest.approx(CASES[name]["nll"], rel=TOLERANCE), policy
+
+
+@needs_gguf
+@pytest.mark.skipif("opencl:0" not in butler("info", "-m", GQA, "--device", "auto").stdout, reason="there is no OpenCL device (Debian: pocl-opencl-icd)")
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_a_device(name, files):
+    """Of OpenCL's first, in blocks of 7."""
+    found = logits(files(name), "--block", "7", "--device", "opencl:0")
+    assert distance([found[p] for p in POSITIONS], CASES[name]["logits"]) < TOLERANCE
 
 
 # ------------------------------------------------------------------------------------- docs/models.md
