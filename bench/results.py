@@ -21,8 +21,8 @@ PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, 
     ("ppl", None, "ppl"), ("coref", None, "coverage"), ("ruler", "niah_single_1", "string_match"), ("ppl", "book", "ppl"),
     ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"), ("recall", None, "top_half_accuracy"),
     ("mc", "all sets, 5 shots", "mean"), ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
-MULTIKEY, WHOLE = ("ruler", "niah_multikey_2", "string_match"), ("coref", None, "accuracy")
-TITLES = {WHOLE: "co-reference, whole names, %", MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
+MULTIKEY, WHOLE, SPEED = ("ruler", "niah_multikey_2", "string_match"), ("coref", None, "accuracy"), ("speed", None, "speed_up")
+TITLES = {SPEED: "speed of steps at 16,384 tokens, % of full's", WHOLE: "co-reference, whole names, %", MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
           RULER_4K: "RULER, 4,096 tokens, %", RULER_8K: "RULER, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -45,6 +45,7 @@ DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), "fier:levels=means": 
          "snapkv": ("#cc79a7", "6 3"), "pyramidkv": ("#8c564b", "6 3"), "tova": ("#9467bd", "6 3"), H2O: ("#e69f00", "6 3"), VATP: ("#b8a000", "6 3"),
          "scissorhands": ("#7f7f3f", "6 3"), "streaming": ("#56b4e9", "6 3"), "knorm": ("#444", "6 3"), "random": ("#aaa", "2 3")}  # colour, dashes
 QWEN_TABLE = [(BOOK, 0.11), (BOOK, 0.25), (KEY, 64), (KEY, 0.11), (MULTIKEY, 128), (MULTIKEY, 0.11), (NAMED, 0.11), (NAMED, 0.5)]
+PAGE_TASKS, PAGE_SIZES = [(SPEED, None), (MULTIKEY, None)], [("full", None), *((f"tinyserve:page={page}", 0.11) for page in (4, 8, 16, 32, 64))]
 LARGE_TABLE = [(WHOLE, budget) for budget in (0.11, 0.25, 0.5)]
 QWEN_BUDGETS = (0.11, 0.25, 0.5, 64, 128)
 QWEN_PANELS = {BOOK: 1.2, KEY: 0, MULTIKEY: 0, NAMED: 0}
@@ -361,6 +362,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
     rows = found[MODEL_NAMES[MODEL]]
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE), "large": table(models[LARGE], LARGE_TABLE),
+              "page sizes": table(models[QWEN], PAGE_TASKS, PAGE_SIZES),
               "claims": claims(found, undecided=False), "claims of SmolLM2": claims({MODEL_NAMES[MODEL]: rows}), "published": published(rows),
               **{f"{length} {budget_text(budget)}": table(rows, [(task, budget) for task in tasks], titles={})
                  for length, tasks in RULER.items() for budget in BUDGETS}}
