@@ -43,8 +43,8 @@ COMMAND_TESTS = {"test_cli", "test_cli_sessions", "test_chat", "test_sampling", 
 
 # Of what the C tests draw at random or repeat, the part that is done where they run many times slower: tests/share.h.
 SLOWER, SLOWEST, EMULATED = ({"BUTLER_TEST_SHARE": share} for share in ("0.1", "0.1", "0.03"))
-# Continuous integration has 25 minutes: there it is a half of the others, too.
-PLAIN = {"BUTLER_TEST_SHARE": "0.5"} if os.environ.get("CI") else {}
+# Continuous integration has 25 minutes: there the longest do a half without sanitizers, too.
+HALF = {"BUTLER_TEST_SHARE": "0.5"} if os.environ.get("CI") else {}
 
 # Of what is undefined, all but the use of bad pointers, which AddressSanitizer reports anyway: checks before every access take a third
 # of the time to build.
@@ -196,7 +196,7 @@ def style(tree, names, files, args):
     jobs = [Job(f"style/{name}", ["/usr/bin/python3", str(tree / "tools" / "ci" / words[0]), *words[1:]], 600, "script", tree=tree)
             for name, words in tools.items() if args.only in name]
     if args.only in "clang":
-        library = "LIB_OBJ=" if "fuzz" in args.stages and args.fuzz else ""  # which that stage builds with clang
+        library = "LIB_OBJ=" if "fuzz" in args.stages and args.fuzz and not args.only else ""  # which that stage builds with clang
         command = f"make -s -j{os.cpu_count() or 2} CC=clang BUILD=build/clang CFLAGS='-fsyntax-only -Werror' {library} objects && echo 1 passed, 0 failed"
         jobs.append(Job("style/clang", ["sh", "-c", command], 600, "script", tree=tree))
     return jobs
@@ -207,7 +207,9 @@ def plain(tree, names, files, args):
     if not make(tree, ["all", "lib", *[f"build/tests/{n}" for n in names]], warnings=warnings):
         return None
     told = [warnings_job("plain", warnings)] if warnings else []
-    return told + c_tests(tree, "build", names, "plain", PLAIN) + python_tests(tree, files, "plain")
+    long = [n for n in names if n == "test_invariants" or n.startswith("test_kernels")]
+    others = [n for n in names if n not in long]
+    return told + c_tests(tree, "build", long, "plain", HALF) + c_tests(tree, "build", others, "plain") + python_tests(tree, files, "plain")
 
 
 def asan(tree, names, files, args):
