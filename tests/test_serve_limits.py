@@ -181,13 +181,20 @@ def test_places_without_memory_are_none():
     thread.join()
     assert alone.stop() == 0
     s = Server("--kv-ram", int(bytes_of_one * 2), "--parallel", 8, "--queue", 2)  # of which a quarter is for beginnings of prompts
-    threads = [threading.Thread(target=s.post, args=("/v1/completions", body)) for _ in range(3)]
-    for t in threads:
-        t.start()
-    end = time.time() + 20
-    while len(s.get("/slots")) != 1 or s.metric("llamacpp:requests_deferred") != 2:
-        assert time.time() < end
-    assert burst(s, 5, body) == [429] * 5
-    for t in threads:
-        t.join()
+
+    def full():
+        return len(s.get("/slots")) == 1 and s.metric("llamacpp:requests_deferred") == 2
+
+    for _ in range(5):  # on a busy machine a request may end before the burst
+        threads = [threading.Thread(target=s.post, args=("/v1/completions", body)) for _ in range(3)]
+        for t in threads:
+            t.start()
+        while not full() and any(t.is_alive() for t in threads):
+            pass
+        statuses, still = burst(s, 5, body), full()
+        for t in threads:
+            t.join()
+        if still:
+            break
+    assert still and statuses == [429] * 5
     assert s.stop() == 0
