@@ -22,7 +22,10 @@ PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, 
     ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"), ("recall", None, "top_half_accuracy"),
     ("mc", "all sets, 5 shots", "mean"), ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
 MULTIKEY, WHOLE, SPEED = ("ruler", "niah_multikey_2", "string_match"), ("coref", None, "accuracy"), ("speed", None, "speed_up")
-TITLES = {SPEED: "speed of steps at 16,384 tokens, % of full's", WHOLE: "co-reference, whole names, %", MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl", NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
+DECODED = ("coref", "decoded", "accuracy")
+TITLES = {SPEED: "speed of steps at 16,384 tokens, % of full's", WHOLE: "co-reference, whole names, %",
+          DECODED: "the same, the text before it decoded too, %", MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl",
+          NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
           RULER_4K: "RULER, 4,096 tokens, %", RULER_8K: "RULER, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -46,7 +49,7 @@ DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), "fier:levels=means": 
          "scissorhands": ("#7f7f3f", "6 3"), "streaming": ("#56b4e9", "6 3"), "knorm": ("#444", "6 3"), "random": ("#aaa", "2 3")}  # colour, dashes
 QWEN_TABLE = [(BOOK, 0.11), (BOOK, 0.25), (KEY, 64), (KEY, 0.11), (MULTIKEY, 128), (MULTIKEY, 0.11), (NAMED, 0.11), (NAMED, 0.5)]
 PAGE_TASKS, PAGE_SIZES = [(SPEED, None), (MULTIKEY, None)], [("full", None), *((f"tinyserve:page={page}", 0.11) for page in (4, 8, 16, 32, 64))]
-LARGE_TABLE = [(WHOLE, budget) for budget in (0.11, 0.25, 0.5)]
+LARGE_TABLE = [*((WHOLE, budget) for budget in (0.11, 0.25, 0.5)), (DECODED, 0.5)]
 QWEN_BUDGETS = (0.11, 0.25, 0.5, 64, 128)
 QWEN_PANELS = {BOOK: 1.2, KEY: 0, MULTIKEY: 0, NAMED: 0}
 PANELS = {RULER_4K: 0, KEY: 0, QUESTIONS: 0, NAMED: 0, BOOK: 1.2, PPL: 2}  # the lower edge, times full's value
@@ -100,11 +103,13 @@ def family(policy):
 
 def subset_of(row):
     """RULER's tasks of another length than 4,096 have it in their name, question sets the examples before each question; a book read as a
-    prompt is not a text decoded from its first token."""
+    prompt is not a text decoded from its first token, and neither are the texts of co-references, unless told so."""
     if row["task"] == "ruler" and row["length"] != 4096:
         return f"{row['subset']} {row['length']}"
     if row["task"] == "mc" and "shots=5" in row.get("config", ""):
         return f"{row['subset']}, 5 shots"
+    if row["task"] == "coref" and "mode=simulate" in row.get("config", ""):
+        return "decoded"
     return "book" if row["task"] == "ppl" and "mode=prefill" in row.get("config", "") else row.get("subset")
 
 
