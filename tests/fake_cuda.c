@@ -29,7 +29,8 @@ enum {
     MOST_DEVICES = 4,
     MOST_STREAMS = 16,
     MOST_NODES = 1024,
-    MOST_PER_GRID = 65535 /* groups along y and z */
+    MOST_PER_GRID = 65535, /* groups along y and z */
+    MEMORY = 1 << 28       /* bytes of a device */
 };
 
 struct buffer {
@@ -45,6 +46,7 @@ struct work {
     const void *from;
     size_t n_bytes;
     int byte, kernel, groups[3];
+    const struct module *module; /* the kernel's */
     uint64_t ints[SIMT_INTS];
     float floats[SIMT_FLOATS];
     void (*call)(const void *data);
@@ -83,7 +85,7 @@ struct graph {
 static struct device {
     int n_retained, n_streams;
     bool lost, hurries;
-    struct buffer *buffers;
+    struct buffer *buffers, *host_buffers;
     struct module *modules;
     struct graph *graphs;
     struct stream {
@@ -114,19 +116,35 @@ static struct device *here(void)
     return n_current > 0 && current[n_current - 1]->n_retained > 0 ? current[n_current - 1] : NULL;
 }
 
-/* What streams of the thread's context have not done yet. */
-static int n_waiting(void)
-{
-    int n = 0;
-    for (int i = 0; i < MOST_STREAMS; i++)
-        n += here()->streams[i].n_queued;
-    return n;
-}
-
-static void complain(const char *what, const char *name)
+__attribute__((noreturn)) static void complain(const char *what, const char *name)
 {
     fprintf(stderr, "fake_cuda: %s: %s\n", what, name);
     abort();
+}
+
+/* Whether an argument or an operand of what waits is an address in bytes[n_bytes]. */
+static bool touches(const struct work *work, const void *bytes, size_t n_bytes)
+{
+    uint64_t words[SIMT_INTS + FAKE_DATA / sizeof(uint64_t) + 2];
+    memcpy(words, work->ints, sizeof work->ints);
+    memcpy(words + SIMT_INTS, work->data, sizeof work->data);
+    memcpy(words + SIMT_INTS + FAKE_DATA / sizeof *words, (const void *[]){work->to, work->from}, 2 * sizeof *words);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (words[i] - (uint64_t)(uintptr_t)bytes < n_bytes)
+            return true;
+    return false;
+}
+
+/* Memory, or (bytes NULL) a module, may go if no stream of the thread's context has work that waits for it: other engines may be at
+ * work there. */
+static void check_unused(const void *bytes, size_t n_bytes, const struct module *module, const char *name)
+{
+    for (int i = 0; i < MOST_STREAMS; i++)
+        for (int j = 0; j < here()->streams[i].n_queued; j++) {
+            const struct work *work = &here()->streams[i].queue[j];
+            if (module ? work->module == module : touches(work, bytes, n_bytes))
+                complain("what may be in use is freed", name);
+        }
 }
 
 #define FAIL(name)                                                                                                                 \
@@ -209,7 +227,7 @@ int cuDeviceGetName(char *name, int n_bytes, int device)
 int cuDeviceTotalMem_v2(size_t *n_bytes, int device)
 {
     FAIL("DeviceTotalMem")
-    *n_bytes = (size_t)1 << 28;
+    *n_bytes = MEMORY;
     return device < fake_cuda.n_devices ? 0 : INVALID_DEVICE;
 }
 
@@ -241,18 +259,24 @@ static void free_graph(struct graph *graph)
     fake_cuda.n_graphs--;
 }
 
-/* Frees what a context still has when it ends. */
-static void end_context(struct device *device)
+static void end_buffers(struct buffer *buffer)
 {
-    fake_cuda.n_left = device->n_streams;
-    fake_cuda.n_streams -= device->n_streams;
-    for (struct buffer *buffer = device->buffers, *next; buffer; buffer = next) {
+    for (struct buffer *next; buffer; buffer = next) {
         next = buffer->next;
         free(buffer->bytes);
         free(buffer);
         fake_cuda.n_left++;
         fake_cuda.n_buffers--;
     }
+}
+
+/* Frees what a context still has when it ends. */
+static void end_context(struct device *device)
+{
+    fake_cuda.n_left = device->n_streams;
+    fake_cuda.n_streams -= device->n_streams;
+    end_buffers(device->buffers);
+    end_buffers(device->host_buffers);
     for (struct module *module = device->modules, *next; module; module = next) {
         next = module->next;
         free(module);
@@ -351,8 +375,7 @@ int cuModuleLoadData(void **object, const void *image)
 int cuModuleUnload(void *object)
 {
     BEGIN("ModuleUnload")
-    if (n_waiting() > 0)
-        complain("a module is unloaded that may be at work", "cuModuleUnload");
+    check_unused(NULL, 0, object, "cuModuleUnload");
     for (struct module **at = &here()->modules; *at; at = &(*at)->next)
         if (*at == object) {
             *at = (*at)->next;
@@ -481,6 +504,33 @@ static uint64_t held(void)
     return n;
 }
 
+static uint64_t device_bytes(void)
+{
+    return fake_cuda.memory ? fake_cuda.memory : MEMORY;
+}
+
+static void add_buffer(struct buffer **buffers, struct buffer *buffer, void *bytes, size_t n_bytes)
+{
+    memset(bytes, 0xa5, n_bytes); /* NaN as a half, a large number as an index */
+    *buffer = (struct buffer){*buffers, n_bytes, bytes};
+    *buffers = buffer;
+    fake_cuda.n_buffers++;
+}
+
+static void free_buffer(struct buffer **at, uint64_t address, const char *name)
+{
+    while (*at && (uint64_t)(uintptr_t)(*at)->bytes != address)
+        at = &(*at)->next;
+    struct buffer *buffer = *at;
+    if (!buffer)
+        complain("memory is freed that is not allocated", name);
+    check_unused(buffer->bytes, buffer->n_bytes, NULL, name);
+    *at = buffer->next;
+    free(buffer->bytes);
+    free(buffer);
+    fake_cuda.n_buffers--;
+}
+
 int cuMemAlloc_v2(uint64_t *address, size_t n_bytes)
 {
     BEGIN("MemAlloc")
@@ -488,15 +538,12 @@ int cuMemAlloc_v2(uint64_t *address, size_t n_bytes)
         return INVALID_VALUE;
     struct buffer *buffer = malloc(sizeof *buffer);
     void *bytes = NULL;
-    const bool fits = fake_cuda.memory == 0 || held() + n_bytes <= fake_cuda.memory;
+    const bool fits = held() + n_bytes <= device_bytes();
     if (!fits || !buffer || posix_memalign(&bytes, 256, n_bytes) != 0) {
         free(buffer);
         return CUDA_OUT_OF_MEMORY;
     }
-    memset(bytes, 0xa5, n_bytes); /* NaN as a half, a large number as an index */
-    *buffer = (struct buffer){here()->buffers, n_bytes, bytes};
-    here()->buffers = buffer;
-    fake_cuda.n_buffers++;
+    add_buffer(&here()->buffers, buffer, bytes, n_bytes);
     *address = (uint64_t)(uintptr_t)bytes;
     return 0;
 }
@@ -504,19 +551,8 @@ int cuMemAlloc_v2(uint64_t *address, size_t n_bytes)
 int cuMemFree_v2(uint64_t address)
 {
     BEGIN("MemFree")
-    if (n_waiting() > 0)
-        complain("memory is freed that may be in use", "cuMemFree");
-    for (struct buffer **at = &here()->buffers; *at; at = &(*at)->next)
-        if ((uint64_t)(uintptr_t)(*at)->bytes == address) {
-            struct buffer *buffer = *at;
-            *at = buffer->next;
-            free(buffer->bytes);
-            free(buffer);
-            fake_cuda.n_buffers--;
-            return 0;
-        }
-    complain("memory is freed that is not allocated", "cuMemFree");
-    return INVALID_VALUE;
+    free_buffer(&here()->buffers, address, "cuMemFree");
+    return 0;
 }
 
 int cuMemHostAlloc(void **memory, size_t n_bytes, unsigned flags)
@@ -524,18 +560,17 @@ int cuMemHostAlloc(void **memory, size_t n_bytes, unsigned flags)
     BEGIN("MemHostAlloc")
     if (n_bytes == 0 || flags != 0)
         return INVALID_VALUE;
-    *memory = malloc(n_bytes);
-    fake_cuda.n_buffers += *memory != NULL;
-    return *memory ? 0 : CUDA_OUT_OF_MEMORY;
+    struct buffer *buffer = malloc(sizeof *buffer);
+    if (!buffer || !(*memory = malloc(n_bytes)))
+        abort();
+    add_buffer(&here()->host_buffers, buffer, *memory, n_bytes);
+    return 0;
 }
 
 int cuMemFreeHost(void *memory)
 {
     BEGIN("MemFreeHost")
-    if (n_waiting() > 0)
-        complain("memory is freed that may be in use", "cuMemFreeHost");
-    free(memory);
-    fake_cuda.n_buffers--;
+    free_buffer(&here()->host_buffers, (uint64_t)(uintptr_t)memory, "cuMemFreeHost");
     return 0;
 }
 
@@ -568,6 +603,8 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n_bytes, void *strea
 {
     BEGIN("MemcpyDtoD")
     const struct work work = {.what = COPY, .to = bytes_at(to, n_bytes), .from = bytes_at(from, n_bytes), .n_bytes = n_bytes};
+    if (to - from < n_bytes || from - to < n_bytes)
+        complain("source and destination overlap", "cuMemcpyDtoDAsync");
     return work.to && work.from ? enqueue(&work, stream) : INVALID_VALUE;
 }
 
@@ -652,7 +689,10 @@ static int make_work(struct work *work, const struct butler_cuda_node_params *pa
     /* As __launch_bounds__ and the static shared memory of the kernels have it: 128 threads, no more shared memory. */
     if (block[0] != THREADS || block[1] != 1 || block[2] != 1 || params->shared_bytes != 0)
         return INVALID_VALUE;
-    *work = (struct work){.what = KERNEL_OF, .kernel = function->kernel, .groups = {(int)grid[0], (int)grid[1], (int)grid[2]}};
+    *work = (struct work){.what = KERNEL_OF,
+                          .kernel = function->kernel,
+                          .groups = {(int)grid[0], (int)grid[1], (int)grid[2]},
+                          .module = function->module};
     load_args(work, params->args);
     return 0;
 }
