@@ -509,6 +509,14 @@ static uint64_t device_bytes(void)
     return fake_cuda.memory ? fake_cuda.memory : MEMORY;
 }
 
+int cuMemGetInfo_v2(size_t *n_free, size_t *n_bytes)
+{
+    BEGIN("MemGetInfo")
+    *n_bytes = device_bytes();
+    *n_free = *n_bytes - BUTLER_MIN(held(), *n_bytes);
+    return 0;
+}
+
 static void add_buffer(struct buffer **buffers, struct buffer *buffer, void *bytes, size_t n_bytes)
 {
     memset(bytes, 0xa5, n_bytes); /* NaN as a half, a large number as an index */

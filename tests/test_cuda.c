@@ -365,6 +365,30 @@ static void test_out_of_memory(void **state)
     assert_true(n_failed > 5);
 }
 
+/* Pages get a part of what weights, other pages and other programs leave of a device: here pages of two types want half each. */
+static void test_memory_left(void **state)
+{
+    static const enum butler_kv_type types[] = {BUTLER_KV_F16, BUTLER_KV_F32};
+    struct butler_error err = {0};
+    struct butler_session *sessions[N(types)];
+    char path[FIXTURE_PATH];
+    (void)state;
+    begin_faults();
+    cuda->memory = 160 << 20; /* of 256 */
+    fixture_path(path, usual_model);
+    struct butler_model *model = butler_model_load(path, NULL, &err);
+    struct butler_engine *engine = butler_engine_new(
+        model, &(struct butler_engine_params){BUTLER_INIT(butler_engine_params), .n_threads = 1, .device = "cuda:0"}, &err);
+    for (int i = 0; i < N(types); i++) {
+        sessions[i] = session_on(engine, "full", types[i]);
+        read_prompt(sessions[i], 3);
+    }
+    for (int i = 0; i < N(types); i++)
+        butler_session_free(sessions[i]);
+    free_engine(engine);
+    begin_faults();
+}
+
 /* The call `at` of a function fails: so does what was asked for, and the error names the code; but not where it only undoes what
  * others did. Nothing is left then that could be freed. */
 static void call_fails(const char *model, const char *name, int code, int at, bool undoes)
@@ -441,6 +465,7 @@ static void test_each_call(void **state)
                  {"LaunchKernel", 2, false},
                  {"LaunchKernel", 999, false},
                  {"StreamSynchronize", 719, false},
+                 {"MemGetInfo", 999, true},
                  {"CtxPopCurrent", 999, true},
                  {"MemFree", 999, true},
                  {"ModuleUnload", 999, true},
@@ -508,14 +533,27 @@ static void *find_variable(const char *library, const char *name)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_driver),     cmocka_unit_test(test_compiler),         cmocka_unit_test(test_damaged_kernels),
-        cmocka_unit_test(test_kept_kernels),  cmocka_unit_test(test_second_start),     cmocka_unit_test(test_ptx),
-        cmocka_unit_test(test_auto),          cmocka_unit_test(test_auto_falls_back),  cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_each_call),        cmocka_unit_test(test_lost),
-        cmocka_unit_test(test_graphs),        cmocka_unit_test(test_graphs_of_pieces), cmocka_unit_test(test_graphs_fail),
-        cmocka_unit_test(test_graphs_lost),   cmocka_unit_test(test_prompts),          cmocka_unit_test(test_prompts_fail),
-        cmocka_unit_test(test_no_cublas),     cmocka_unit_test(test_host_fails)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_driver),
+                                       cmocka_unit_test(test_compiler),
+                                       cmocka_unit_test(test_damaged_kernels),
+                                       cmocka_unit_test(test_kept_kernels),
+                                       cmocka_unit_test(test_second_start),
+                                       cmocka_unit_test(test_ptx),
+                                       cmocka_unit_test(test_auto),
+                                       cmocka_unit_test(test_auto_falls_back),
+                                       cmocka_unit_test(test_threads),
+                                       cmocka_unit_test(test_out_of_memory),
+                                       cmocka_unit_test(test_each_call),
+                                       cmocka_unit_test(test_lost),
+                                       cmocka_unit_test(test_graphs),
+                                       cmocka_unit_test(test_graphs_of_pieces),
+                                       cmocka_unit_test(test_graphs_fail),
+                                       cmocka_unit_test(test_graphs_lost),
+                                       cmocka_unit_test(test_prompts),
+                                       cmocka_unit_test(test_prompts_fail),
+                                       cmocka_unit_test(test_no_cublas),
+                                       cmocka_unit_test(test_host_fails),
+                                       cmocka_unit_test(test_memory_left)};
     cuda = find_variable("libcuda.so.1", "fake_cuda");
     nvrtc = find_variable("libnvrtc.so.12", "fake_nvrtc");
     cublas = find_variable("libcublas.so.12", "fake_cublas");

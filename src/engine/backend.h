@@ -239,6 +239,8 @@ struct butler_backend {
      * one parameter, and the CPU needs no look-up. A device whose memory is objects with offsets gives each object a range of
      * numbers, and finds object and offset by the range. ---- */
 
+    /* May be NULL. Bytes that alloc can still give, beside what other engines and programs hold; UINT64_MAX: nobody knows. */
+    uint64_t (*memory_left)(struct butler_backend *backend);
     /* sparse: much of it may never be written, and costs nothing until it is. NULL with *err filled when there is none. */
     void *(*alloc)(struct butler_backend *backend, size_t n_bytes, bool sparse, struct butler_error *err);
     void (*free)(struct butler_backend *backend, void *address, size_t n_bytes); /* address may be NULL */

@@ -186,15 +186,20 @@ void butler_engine_free(struct butler_engine *engine)
 }
 
 /* Most bytes of a pool. What a metric keeps has a pool by itself, which on a device is not memory that costs nothing until it is
- * written: of as many tokens as the other pool holds, with no more heads than the model's queries have. */
+ * written: of as many tokens as the other pool holds, with no more heads than the model's queries have. Weights, other pools, other
+ * engines and other programs may hold most of a device: of what is left a quarter stays for the rest that sessions need. */
 static uint64_t pool_bytes(const struct butler_engine *engine, size_t extent_bytes, bool spills)
 {
     const struct butler_hparams *hp = &engine->model->hp;
+    struct butler_backend *backend = engine->backend;
     const uint64_t extents = engine->kv_bytes / butler_kv_extent_bytes(BUTLER_KV_F16, hp->head_dim),
                    of_all_heads = extents / (uint64_t)(hp->n_layers * hp->n_kv_heads);
-    if (spills || engine->backend->kv_bytes == 0)
-        return engine->kv_bytes;
-    return BUTLER_MAX(2 * of_all_heads * (uint64_t)hp->n_heads * extent_bytes, 1 << 20);
+    uint64_t wanted = engine->kv_bytes;
+    if (!spills && backend->kv_bytes > 0)
+        wanted = BUTLER_MAX(2 * of_all_heads * (uint64_t)hp->n_heads * extent_bytes, 1 << 20);
+    if (!backend->memory_left || (spills && backend->alloc_extents))
+        return wanted;
+    return BUTLER_MIN(wanted, backend->memory_left(backend) / 4 * 3);
 }
 
 struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butler_kv_type type, int head_dim, bool spills,

@@ -40,6 +40,7 @@ enum {
     each(int, StreamDestroy_v2, (void *stream)) \
     each(int, StreamSynchronize, (void *stream)) \
     each(int, MemAlloc_v2, (uint64_t *address, size_t n_bytes)) \
+    each(int, MemGetInfo_v2, (size_t *n_free, size_t *n_bytes)) \
     each(int, MemFree_v2, (uint64_t address)) \
     each(int, MemHostAlloc, (void **memory, size_t n_bytes, unsigned flags)) \
     each(int, MemFreeHost, (void *memory)) \

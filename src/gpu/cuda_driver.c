@@ -210,6 +210,15 @@ static int alloc_buffer(struct butler_gpu *gpu, size_t n_bytes, void **buffer)
     return code;
 }
 
+static uint64_t memory_left(struct butler_gpu *gpu)
+{
+    size_t left = 0, all;
+    int code = enter(gpu);
+    if (code == 0)
+        code = leave(gpu, cuda_of(gpu)->MemGetInfo_v2(&left, &all));
+    return code ? UINT64_MAX : left;
+}
+
 static void free_buffer(struct butler_gpu *gpu, void *buffer)
 {
     if (enter(gpu) != 0)
@@ -321,6 +330,7 @@ const struct butler_gpu_driver butler_gpu_cuda = {
     .start = start,
     .stop = stop,
     .alloc = alloc_buffer,
+    .memory_left = memory_left,
     .free = free_buffer,
     .alloc_host = alloc_host,
     .free_host = free_host,

@@ -124,8 +124,9 @@ struct butler_gpu_driver {
     /* Starts device gpu->index and compiles the kernels: fills in api, device, context, queue, program, kernels. */
     int (*start)(struct butler_gpu *gpu, struct butler_error *err);
     void (*stop)(struct butler_gpu *gpu); /* undoes what of start was done; all buffers are free by then */
-    int (*alloc)(struct butler_gpu *gpu, size_t n_bytes, void **buffer);      /* a code; contents are undefined */
-    void (*free)(struct butler_gpu *gpu, void *buffer);                       /* once what runs no longer needs it */
+    int (*alloc)(struct butler_gpu *gpu, size_t n_bytes, void **buffer); /* a code; contents are undefined */
+    uint64_t (*memory_left)(struct butler_gpu *gpu);    /* NULL, or bytes that alloc can still give; UINT64_MAX: it does not say */
+    void (*free)(struct butler_gpu *gpu, void *buffer); /* once what runs no longer needs it */
     int (*alloc_host)(struct butler_gpu *gpu, size_t n_bytes, void **memory); /* a code; host memory that copies are fastest with */
     void (*free_host)(struct butler_gpu *gpu, void *memory);                  /* after finish */
     int (*upload)(struct butler_gpu *gpu, void *to, size_t at, const void *host, size_t n); /* a code; host is read until finish */

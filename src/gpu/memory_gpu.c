@@ -182,6 +182,12 @@ static void fill_zero(struct butler_gpu *gpu, void *buffer, size_t offset, size_
         butler_gpu_fail(gpu, "fill", gpu->driver->zero(gpu, buffer, offset, n_bytes));
 }
 
+static uint64_t gpu_memory_left(struct butler_backend *backend)
+{
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    return gpu->driver->memory_left ? gpu->driver->memory_left(gpu) : UINT64_MAX;
+}
+
 /* Pages (not sparse) are not zeroed: what an extent holds before it is written is undefined. */
 static void *gpu_alloc(struct butler_backend *backend, size_t n_bytes, bool sparse, struct butler_error *err)
 {
@@ -337,6 +343,7 @@ void butler_gpu_free_memory(struct butler_gpu *gpu)
 
 void butler_gpu_use_memory(struct butler_backend *backend)
 {
+    backend->memory_left = gpu_memory_left;
     backend->alloc = gpu_alloc;
     backend->free = gpu_free;
     backend->discard = gpu_discard;
