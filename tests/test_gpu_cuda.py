@@ -91,6 +91,13 @@ def test_command():
 
 
 @needs_fake
+def test_eval():
+    """One engine at a time is on the device, whose memory is not enough for four."""
+    args = ["eval", "passkey", "-m", GQA, "--length", 128, "--limit", 4, "-t", 4, "--json"]
+    assert '"n":4' in on_fake(*args, "--device", "cuda:0").stdout
+
+
+@needs_fake
 def test_metric_on_the_cpu(tmp_path):
     """A plug-in has no kernels: the same text as on the CPU, and a note says it once."""
     plugin = tmp_path / "value_norm.so"

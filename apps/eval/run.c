@@ -379,10 +379,13 @@ static int make_plan(struct plan *plan, struct eval_run *run, const struct eval_
 }
 
 /* How many policies from `first` on one pass takes, and on how many threads, so that what their sessions hold fits in the memory:
- * half of the machine's, or option memory in MiB. One policy on one thread always runs. */
+ * half of the machine's, or option memory in MiB. One policy on one thread always runs, and on a device one thread alone. */
 static int size_pass(struct pass *pass, const struct plan *plan, int first, struct butler_error *err)
 {
     struct eval_run *run = pass->run;
+    struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
+    butler_engine_get_info(run->engine, &info);
+    const int most_threads = strcmp(info.device, "cpu") == 0 ? run->params->n_threads : 1; /* each has an engine: weights, pages */
     int mebibytes = 0;
     if (eval_option_text(run, "memory") && eval_option_int(run, "memory", 0, 1 << 30, &mebibytes, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
@@ -402,11 +405,11 @@ static int size_pass(struct pass *pass, const struct plan *plan, int first, stru
         pass->prefix_bytes = run->simulate || run->task->run_together ? 0 : cost.full_kv_bytes;
         bytes = run->task->run_together ? bytes + own : BUTLER_MAX(bytes, 2 * own + (double)pass->prefix_bytes);
         one = pass->n == 0 ? bytes : one;
-        if (pass->n > 0 && bytes > limit / BUTLER_MIN(run->params->n_threads, BUTLER_MAX(1, (int)BUTLER_MIN(limit / one, 1e6))))
+        if (pass->n > 0 && bytes > limit / BUTLER_MIN(most_threads, BUTLER_MAX(1, (int)BUTLER_MIN(limit / one, 1e6))))
             break;
         pass->n++;
     }
-    pass->n_threads = BUTLER_MAX(1, BUTLER_MIN(run->params->n_threads, (int)BUTLER_MIN(limit / one, 1e6)));
+    pass->n_threads = BUTLER_MAX(1, BUTLER_MIN(most_threads, (int)BUTLER_MIN(limit / one, 1e6)));
     double n = pass->n; /* one number for all processes, whatever their machines hold */
     const int code = eval_share_root(run->params, &n, 1, err);
     pass->n = (int)n;
