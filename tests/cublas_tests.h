@@ -129,7 +129,7 @@ static void test_prompts_fail(void **state)
         const char *message;
     } calls[] = {{"GemmEx", 13, "device cuda:0 (fake): product: failed, or the device was lost (cuBLAS error 13)"},
                  {"GemmEx", 3, "device cuda:0 (fake): product: out of memory (cuBLAS error 3)"},
-                 {"Create", 1, "device cuda:0 (fake) does not start: the driver failed (cuBLAS error 1)"},
+                 {"Create", 3, "device cuda:0 (fake) does not start: out of memory (cuBLAS error 3)"},
                  {"SetStream", 3, "device cuda:0 (fake) does not start: out of memory (cuBLAS error 3)"}};
     (void)state;
     for (int c = 0; c < N(calls); c++) {
@@ -137,6 +137,33 @@ static void test_prompts_fail(void **state)
         assert_string_equal(err.message, calls[c].message);
         assert_int_equal(err.code, calls[c].status == 3 ? BUTLER_ERROR_MEMORY : BUTLER_ERROR_IO);
     }
+}
+
+/* A library that does not start, for the driver is too old for it or for what else: the device's own kernels do it, and a note says
+ * so. */
+static void test_cublas_does_not_start(void **state)
+{
+    static const char *const names[] = {"Create", "SetStream"};
+    (void)state;
+    for (int i = 0; i < N(names); i++) {
+        struct butler_error err = {0};
+        begin_faults();
+        butler_cublas_hide(false);
+        cublas->calls = (struct fake_calls){.only = names[i], .fail_at = 0, .fail_code = 1};
+        cublas->n_products = 0;
+        struct butler_engine *engine = engine_on(usual_model, "cuda:0", 0, &err);
+        assert_non_null(engine);
+        assert_int_equal(err.code, 0);
+        assert_string_equal(
+            err.message, "device cuda:0 (fake) reads prompts slowly, by its own kernels: cuBLAS does not start (cuBLAS error 1)");
+        assert_int_equal(cublas->n_handles, 0);
+        struct butler_session *session = session_on(engine, "full", BUTLER_KV_F16);
+        read_prompt(session, 3);
+        assert_int_equal(cublas->n_products, 0);
+        butler_session_free(session);
+        free_engine(engine);
+    }
+    begin_faults();
 }
 
 /* Without the library the device's own kernels do it, and who lists devices is told. */

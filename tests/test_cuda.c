@@ -553,7 +553,8 @@ int main(void)
                                        cmocka_unit_test(test_prompts_fail),
                                        cmocka_unit_test(test_no_cublas),
                                        cmocka_unit_test(test_host_fails),
-                                       cmocka_unit_test(test_memory_left)};
+                                       cmocka_unit_test(test_memory_left),
+                                       cmocka_unit_test(test_cublas_does_not_start)};
     cuda = find_variable("libcuda.so.1", "fake_cuda");
     nvrtc = find_variable("libnvrtc.so.12", "fake_nvrtc");
     cublas = find_variable("libcublas.so.12", "fake_cublas");

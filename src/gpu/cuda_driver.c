@@ -126,18 +126,30 @@ static int leave(const struct butler_gpu *gpu, int code)
     return code;
 }
 
-/* One handle for one stream: then equal calls have equal bits. */
-static int start_cublas(struct butler_gpu *gpu, int major)
+/* One handle for one stream: then equal calls have equal bits. Where it does not start, as on a driver that is too old for it, the
+ * device's own kernels do its work, and *err says so, with code 0. */
+static int start_cublas(struct butler_gpu *gpu, int major, struct butler_error *err)
 {
     const struct butler_cublas *cublas = butler_cublas_open(major);
+    char text[GPU_CODE];
     if (!cublas)
         return 0;
-    const int status = cublas->Create_v2(&gpu->products);
-    return cublas_code(status ? status : cublas->SetStream_v2(gpu->products, gpu->queue));
+    const int created = cublas->Create_v2(&gpu->products);
+    const int code = cublas_code(created ? created : cublas->SetStream_v2(gpu->products, gpu->queue));
+    if (code == 0)
+        return 0;
+    if (created == 0)
+        cublas->Destroy_v2(gpu->products);
+    gpu->products = NULL;
+    if (is_memory(code))
+        return code;
+    name_code(gpu->api, code, text);
+    butler_fail(err, 0, "%s reads prompts slowly, by its own kernels: cuBLAS does not start (%s)", gpu->label, text);
+    return 0;
 }
 
 /* The device's context is current. */
-static int load(struct butler_gpu *gpu, const char *image, int major)
+static int load(struct butler_gpu *gpu, const char *image, int major, struct butler_error *err)
 {
     const struct butler_cuda *cuda = cuda_of(gpu);
     int code = cuda->StreamCreate(&gpu->queue, CUDA_STREAM_NON_BLOCKING);
@@ -145,7 +157,7 @@ static int load(struct butler_gpu *gpu, const char *image, int major)
         code = cuda->ModuleLoadData(&gpu->program, image);
     for (int i = 0; i < GPU_N_KERNELS && code == 0; i++)
         code = cuda->ModuleGetFunction(&gpu->kernels[i], gpu->program, butler_gpu_kernels[i].name);
-    return code ? code : start_cublas(gpu, major);
+    return code ? code : start_cublas(gpu, major, err);
 }
 
 static int start(struct butler_gpu *gpu, struct butler_error *err)
@@ -170,7 +182,7 @@ static int start(struct butler_gpu *gpu, struct butler_error *err)
     if (code == 0)
         code = enter(gpu);
     if (code == 0)
-        code = leave(gpu, load(gpu, image, version / 1000));
+        code = leave(gpu, load(gpu, image, version / 1000, err));
     if (code == 0)
         return 0;
     name_code(cuda, code, text);

@@ -121,7 +121,8 @@ struct butler_gpu_driver {
     const char *name; /* of --device: "opencl" */
     /* As butler_gpu_describe; <0 on failure. */
     int (*find)(int index, struct butler_gpu_info *info, struct butler_error *err);
-    /* Starts device gpu->index and compiles the kernels: fills in api, device, context, queue, program, kernels. */
+    /* Starts device gpu->index and compiles the kernels: fills in api, device, context, queue, program, kernels. *err may get a
+     * note, with code 0. */
     int (*start)(struct butler_gpu *gpu, struct butler_error *err);
     void (*stop)(struct butler_gpu *gpu); /* undoes what of start was done; all buffers are free by then */
     int (*alloc)(struct butler_gpu *gpu, size_t n_bytes, void **buffer); /* a code; contents are undefined */
