@@ -254,4 +254,4 @@ clean:
 # Objects that only a chain of pattern rules names are kept. Without names .SECONDARY would mean every file, and then one that
 # is absent is not made while what needs it is newer.
 .SECONDARY: $(TEST_SRC:%.c=$(BUILD)/%.o) $(FUZZ_SRC:%.c=$(BUILD)/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard bench/*.c))
--include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(BUILD)/tests/render_chat.d $(BUILD)/tests/accept_texts.d $(BUILD)/tests/fake_cuda.d $(BUILD)/tests/fake_nvrtc.d $(BUILD)/tests/fake_cublas.d $(wildcard $(BUILD)/bench/*.d)
+-include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d) $(CMD_OBJ:.o=.d) $(TESTS:=.d) $(BUILD)/tests/record_policies.d $(BUILD)/tests/render_chat.d $(BUILD)/tests/accept_texts.d $(BUILD)/tests/card_gpu.d $(BUILD)/tests/fake_cuda.d $(BUILD)/tests/fake_nvrtc.d $(BUILD)/tests/fake_cublas.d $(wildcard $(BUILD)/bench/*.d)

@@ -756,6 +756,7 @@ static inline void refused(enum butler_code code, const char *says, const char *
 }
 
 #include "gpu_host_tests.h"
+#include "gpu_long_tests.h"
 #include "gpu_policy_tests.h"
 
 static int run_gpu_tests(void)
@@ -768,7 +769,7 @@ static int run_gpu_tests(void)
         cmocka_unit_test(test_tokenbutler), cmocka_unit_test(test_evict),         cmocka_unit_test(test_streaming),
         cmocka_unit_test(test_h2o),         cmocka_unit_test(test_deviation),     cmocka_unit_test(test_batch),
         cmocka_unit_test(test_host),        cmocka_unit_test(test_host_sessions), cmocka_unit_test(test_on_cpu),
-        cmocka_unit_test(test_layer),       cmocka_unit_test(test_errors)};
+        cmocka_unit_test(test_layer),       cmocka_unit_test(test_long),          cmocka_unit_test(test_errors)};
     const struct CMUnitTest few[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_append), cmocka_unit_test(test_errors)};
     return GPU_FEW > 1 ? cmocka_run_group_tests(few, setup, teardown) : cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,45 @@ def test_eval():
     """One engine at a time is on the device, whose memory is not enough for four."""
     args = ["eval", "passkey", "-m", GQA, "--length", 128, "--limit", 4, "-t", 4, "--json"]
     assert '"n":4' in on_fake(*args, "--device", "cuda:0").stdout
+
+
+@needs_fake
+def test_card_gpu():
+    """What bench/gpu.sh runs on a card builds, and runs on the stand-in."""
+    subprocess.run(["make", "-s", "build/tests/card_gpu"], cwd=ROOT, check=True)
+    env = {**os.environ, "LD_LIBRARY_PATH": str(FAKE)}
+    said = subprocess.run([ROOT / "build/tests/card_gpu", "test_rows"], env=env, capture_output=True, text=True, check=True).stdout
+    assert "[       OK ] test_rows" in said
+
+
+CUDA_H = Path("/usr/local/cuda/include/cuda.h")
+HEADER_CHECKS = """#include <cuda.h>
+#include <cublas_v2.h>
+#include <stddef.h>
+#include "gpu/cuda_api.h"
+#define SAME(field, own) _Static_assert(offsetof(CUDA_KERNEL_NODE_PARAMS_v2, field) == offsetof(struct butler_cuda_node_params, own), #own)
+SAME(func, function); SAME(gridDimX, grid); SAME(blockDimX, block); SAME(sharedMemBytes, shared_bytes);
+SAME(kernelParams, args); SAME(extra, extra); SAME(kern, kernel); SAME(ctx, context);
+_Static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v2) == sizeof(struct butler_cuda_node_params), "size");
+_Static_assert(CUDA_ERROR_OUT_OF_MEMORY == CUDA_OUT_OF_MEMORY && CUDA_ERROR_NO_DEVICE == CUDA_NO_DEVICE, "codes");
+_Static_assert(CU_STREAM_NON_BLOCKING == CUDA_STREAM_NON_BLOCKING, "flags");
+_Static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == CUDA_CAPABILITY_MAJOR, "attributes");
+_Static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == CUDA_CAPABILITY_MINOR, "attributes");
+_Static_assert(CUBLAS_OP_N == CUBLAS_NOT_TRANSPOSED && CUBLAS_OP_T == CUBLAS_TRANSPOSED && CUDA_R_32F == CUBLAS_FLOATS, "cuBLAS");
+_Static_assert(CUBLAS_COMPUTE_32F_FAST_TF32 == CUBLAS_BY_TF32 && CUBLAS_GEMM_DEFAULT == CUBLAS_DEFAULT, "cuBLAS");
+_Static_assert(CUBLAS_STATUS_ALLOC_FAILED == CUBLAS_NO_MEMORY, "cuBLAS");
+"""
+
+
+@pytest.mark.skipif(not CUDA_H.exists(), reason="CUDA's toolkit is absent")
+def test_header(tmp_path):
+    """Constants, layouts and names are those of NVIDIA's headers: a name without its _v2 is an older function."""
+    checks = tmp_path / "checks.c"
+    checks.write_text(HEADER_CHECKS)
+    subprocess.run(["cc", "-fsyntax-only", f"-I{ROOT}/src", f"-I{CUDA_H.parent}", str(checks)], check=True)
+    ours = {f"cu{name}" for name in re.findall(r"each\(int, (\w+), \(", (ROOT / "src/gpu/cuda_api.h").read_text().split("NVRTC_FUNCTIONS")[0])}
+    renamed = set(re.findall(r"^#define +(cu[A-Z]\w+) +cu\w+$", CUDA_H.read_text(), re.M))
+    assert {"cuMemAlloc_v2", "cuGraphLaunch"} <= ours and "cuMemAlloc" in renamed and not ours & renamed
 
 
 @needs_fake
