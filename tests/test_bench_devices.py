@@ -60,20 +60,35 @@ def test_refused():
 
 STAND_IN = """#!/bin/sh
 [ "$1" = info ] && echo 'device          cuda:0: a card, 80 GB' && exit
+if [ "$1" = eval ]; then
+    while [ "$1" != --device ]; do shift; done
+    [ "$2" = cpu ] && accuracy=1 found=0.5
+    for policy in full quest tinyserve fier; do
+        echo '{"policy": "'$policy'", "length": 8192, "value": '$accuracy', "found": '$found'}'
+    done
+    exit
+fi
 while [ "$1" != --kv ]; do shift; done
 policy=$2 depth=$4 ms=$(eval "echo \\$${2%:*}")
 [ "$ms" ] && [ "${policy#full}" = "" -o "${policy#*:}" = budget=$((depth / 8)) ] || exit 1
 echo '{"tok_s": 1000, "ms_tok": '$ms', "depth": '$depth', "weight_bytes": 3000000, "kv_bytes": 900000, "metric_bytes": 100000}'
 """
-SPEEDS = {"full": "2", "quest": "1", "tinyserve": "0.5", "fier": "1.9"}
+CARD = """#!/bin/sh
+echo "$tests"
+exit $tests_fail
+"""
+SAYS = {"full": "2", "quest": "1", "tinyserve": "0.5", "fier": "1.9", "accuracy": "1", "found": "0.495", "tests": "PASSED", "tests_fail": "0"}
+
+
+def script(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
 
 
 def gate(tmp_path, depths, expect, limit=None, **changed):
-    """The script's table where a stand-in for the command measures these milliseconds a token."""
-    stand_in = tmp_path / "butler"
-    stand_in.write_text(STAND_IN)
-    stand_in.chmod(0o755)
-    env = {**os.environ, "BUTLER": str(stand_in), **SPEEDS, **changed}
+    """What the script prints where stand-ins for the command and the tests on a card say this, or measure these milliseconds a token."""
+    env = {**os.environ, "BUTLER": script(tmp_path / "butler", STAND_IN), "BUTLER_CARD": script(tmp_path / "card", CARD), **SAYS, **changed}
     if limit:
         env["BUTLER_GATE"] = str(limit)
     result = subprocess.run([ROOT / "bench/gpu.sh", "m.gguf", "cuda:0", *map(str, depths)], env=env, capture_output=True, text=True)
@@ -84,8 +99,15 @@ def gate(tmp_path, depths, expect, limit=None, **changed):
 def test_gate_passes_where_sparse_is_ahead(tmp_path):
     lines = gate(tmp_path, [32768], 0)
     assert lines[0].startswith("m.gguf, ") and lines[0].endswith(", a card, 80 GB:")
-    assert lines[4:] == ["| `full` | 32768 | 1000.0 | 2.000 | 1.00 | 4.0 | 2.0 |", "| `quest:budget=4096` | 32768 | 1000.0 | 1.000 | 2.00 | 4.0 | 4.0 |",
+    assert lines[2:4] == [f"- {tmp_path}/card: passed", "- pass key in 8192 tokens, found as often as on the CPU: `full` 100 %, `quest` 100 %, `tinyserve` 100 %, `fier` 100 %"]
+    assert lines[7:] == ["| `full` | 32768 | 1000.0 | 2.000 | 1.00 | 4.0 | 2.0 |", "| `quest:budget=4096` | 32768 | 1000.0 | 1.000 | 2.00 | 4.0 | 4.0 |",
                          "| `tinyserve:budget=4096` | 32768 | 1000.0 | 0.500 | 4.00 | 4.0 | 8.0 |", "| `fier:budget=4096` | 32768 | 1000.0 | 1.900 | 1.05 | 4.0 | 2.1 |"]
+
+
+@pytest.mark.parametrize("changed", [{"accuracy": "0.66"}, {"found": "0.48"}, {"found": "null"}, {"tests_fail": "1"}, {"tests": "SKIPPED"}])
+def test_nothing_is_measured_on_a_wrong_device(changed, tmp_path):
+    """Tests that fail or are skipped, a pass key that is not found, other tokens than the CPU attends to."""
+    assert not any(line.startswith("|") for line in gate(tmp_path, [32768], 2, **changed))
 
 
 @pytest.mark.parametrize("changed", [{"fier": "2"}, {"tinyserve": ""}])
@@ -102,7 +124,9 @@ def test_length_of_the_gate(tmp_path):
 
 @needs_pocl
 def test_gpu_script():
-    """All rows are there: a gate that is never reached asks for no speed."""
-    lines = subprocess.run([ROOT / "bench/gpu.sh", GQA, "opencl:0", "64"], env=TWO, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert [line.split("`")[1].split(":")[0] for line in lines[4:]] == ["full", "quest", "tinyserve", "fier"]
-    assert all(float(cell) > 0 for line in lines[4:] for cell in line.split("|")[3:-1])
+    """The pass key is found, and all rows are there: a gate that is never reached asks for no speed."""
+    env = {**TWO, "BUTLER_NEEDLE": "512"}
+    lines = subprocess.run([ROOT / "bench/gpu.sh", GQA, "opencl:0", "64"], env=env, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[2].startswith("- pass key in 512 tokens, found as often as on the CPU: `full` 100 %, `quest:budget=64` ")
+    assert [line.split("`")[1].split(":")[0] for line in lines[6:]] == ["full", "quest", "tinyserve", "fier"]
+    assert all(float(cell) > 0 for line in lines[6:] for cell in line.split("|")[3:-1])
