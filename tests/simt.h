@@ -27,6 +27,7 @@
 #define KERNEL static void
 #define GLOBAL
 #define LOCAL
+#define INLINE
 #define SHARED static
 #define GROUP(axis) simt.group[axis]
 #define THREAD simt.thread
@@ -35,13 +36,22 @@
 #define AT(type, name) ((type *)(void *)(name##_base + name##_at))
 #define GIVEN(name) (name##_base != 0)
 #define LOAD_HALF(p) load_half(simt_even(p))
+#define HALF_TO_FLOAT(bits) load_half(&(const uint16_t){(uint16_t)(bits)})
 #define STORE_HALF(p, x) store_half((void *)(uintptr_t)simt_even(p), x)
+#define FUNNEL(low, high, n) ((uint)(((ulong)(high) << 32 | (ulong)(low)) >> (n)))
+#define BYTE_TO_FLOAT(word, i, less) ((float)((int)((word) >> (i)*8 & 255) - (less)))
 #define BITS_TO_FLOAT(u) bits_to_float(u)
 #define FLOAT_TO_BITS(f) float_to_bits(f)
 #define ATOMIC_ADD(p, n) (*(p) += (n))
 #define ATOMIC_OR(p, n) (*(p) |= (n))
 
 typedef unsigned char uchar;
+typedef struct {
+    uint x, y, z, w;
+} uint4;
+typedef struct {
+    float x, y, z, w;
+} float4;
 
 /* CUDA reads and writes a half at an even address only. (UBSan sees the same of floats and integers.) */
 static const void *simt_even(const void *p)

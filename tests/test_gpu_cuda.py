@@ -19,7 +19,7 @@ spec.loader.exec_module(gpu_kernels)
 ARCHITECTURES = ["sm_80", "sm_90"]
 FAKE = ROOT / "build/tests/fake_cuda"
 needs_fake = pytest.mark.skipif(not (FAKE / "libcuda.so.1").exists(), reason="make tests builds the stand-ins for CUDA's libraries")
-MOST_SHARED = 48 << 10  # bytes that a group has without asking for more
+MOST_SHARED = 32 << 10  # bytes that a group has on every OpenCL device; CUDA's has 48 KB without asking for more
 
 
 @pytest.fixture(scope="module")

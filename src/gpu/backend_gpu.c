@@ -19,7 +19,7 @@ static void gpu_embed(struct butler_backend *backend, float *y, const struct but
 static void gpu_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
                        int n_products, const float *x, int n)
 {
-    const int rows = GPU_THREADS / 32; /* of a matrix that a group computes */
+    const int rows = GPU_THREADS / GPU_LANES; /* of a matrix that a group computes */
     (void)work;
     for (int i = 0; i < n_products; i++) {
         const struct butler_matrix *w = products[i].w;

@@ -53,7 +53,7 @@ struct butler_gpu_kernel_info {
 extern const struct butler_gpu_kernel_info butler_gpu_kernels[GPU_N_KERNELS];
 
 /* The constants of kernels.cl and cache.cl that the host must know too. */
-enum { GPU_THREADS = 128, GPU_TOKENS = 8, GPU_SLICE = 256, GPU_MOST_HEADS = 8 };
+enum { GPU_THREADS = 128, GPU_LANES = 16, GPU_TOKENS = 8, GPU_SLICE = 256, GPU_MOST_HEADS = 8 };
 enum { GPU_MOST_GROUPS = 65535 }; /* of a launch along y and z: CUDA's limit */
 
 /* Addresses [from, from + n_bytes) lie in a buffer. */

@@ -52,97 +52,216 @@ static int group_scan(LOCAL int *shared, int x, int *total)
 
 /* --------------------------------------------------------------------------------------------------- weights */
 
-/* Blocks are described in src/file/weight_blocks.h. Functions give 32 weights v: of a block, or number j of its eights. */
+/* Blocks are described in src/file/weight_blocks.h. Functions give 32 weights, of a block or number j of its eights, as v[32] and a
+ * factor of each half: v[i] s[i / 16].
+ *
+ * What a block has most of is read 16 bytes a load: memory is kept busy by the bytes that threads wait for. */
+
+static INLINE void load_fours(uint *w, const GLOBAL uint4 *from, int n, int last)
+{
+    for (int i = 0; i < n; i++) {
+        const uint4 four = from[i < last ? i : last];
+        w[4 * i] = four.x;
+        w[4 * i + 1] = four.y;
+        w[4 * i + 2] = four.z;
+        w[4 * i + 3] = four.w;
+    }
+}
+
+/* w = the n bytes at p, at least 16 and at most 34; p is even if n is. Whole aligned blocks of 16 bytes are read, of which each has
+ * one of these bytes: the last may end behind a row, where a buffer goes on (memory_gpu.c). */
+static INLINE void load_bytes(uint *w, const GLOBAL uchar *p, int n)
+{
+    const int at = (int)((ulong)p & 15), n_fours = (n + 29) / 16;
+    uint a[14];
+    a[4 * n_fours] = a[4 * n_fours + 1] = 0;
+    load_fours(a, (const GLOBAL uint4 *)(p - at), n_fours, (at + n - 1) / 16);
+    for (int i = 0; i < 4 * n_fours; i++)
+        a[i] = at & 8 ? a[i + 2] : a[i];
+    for (int i = 0; i < 4 * n_fours; i++)
+        a[i] = at & 4 ? a[i + 1] : a[i];
+    for (int i = 0; i < (n + 3) / 4; i++)
+        w[i] = FUNNEL(a[i], a[i + 1], (uint)(at % 4 * 8));
+}
+
+/* The same for p of which 16 is a divisor, as of n. */
+static INLINE void load_aligned(uint *w, const GLOBAL uchar *p, int n)
+{
+    load_fours(w, (const GLOBAL uint4 *)p, n / 16, n / 16 - 1);
+}
+
+/* Byte i of words, less an integer, as a float. */
+#define BYTE_OF(w, i, less) BYTE_TO_FLOAT((w)[(i) / 4], (i) % 4, less)
 
 static int signed_byte(int b)
 {
     return b < 128 ? b : b - 256;
 }
 
-/* Scale and minimum of sub-block j of a Q4_K or Q5_K block: 6 bits each. */
-static void scale_min(const GLOBAL uchar *s, int j, int *scale, int *min)
+/* Numbers of type 0, 1 or 30: F32, F16, BF16. Zeros behind the first n. */
+static void load_plain(float *v, int type, const GLOBAL uchar *p, int n)
 {
-    *scale = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
-    *min = j < 4 ? s[j + 4] & 63 : s[j + 4] >> 4 | (s[j] >> 6) << 4;
-}
-
-static void load_nibbles(float *v, const GLOBAL uchar *q, const GLOBAL uchar *high, float d, float m)
-{
-    const uint bits = high ? high[0] | (uint)high[1] << 8 | (uint)high[2] << 16 | (uint)high[3] << 24 : 0;
-    for (int i = 0; i < 16; i++) {
-        v[i] = fma(d, (float)((q[i] & 15) | (bits >> i & 1) << 4), m);
-        v[i + 16] = fma(d, (float)(q[i] >> 4 | (bits >> (i + 16) & 1) << 4), m);
+    uint w[8];
+    for (int i = 0; i < 32 && n < 32; i++)
+        v[i] = i >= n      ? 0.0f
+               : type == 0 ? ((const GLOBAL float *)p)[i]
+               : type == 1 ? LOAD_HALF(p + 2 * i)
+                           : BITS_TO_FLOAT((uint)p[2 * i] << 16 | (uint)p[2 * i + 1] << 24);
+    for (int k = 0; k < 4 && n >= 32; k++) {
+        if (type == 0 || k % 2 == 0)
+            load_bytes(w, p + k * (type == 0 ? 32 : 16), 32);
+        for (int i = 0; i < 8; i++) {
+            const uint pair = w[k % 2 * 4 + i / 2];
+            v[k * 8 + i] = type == 0   ? BITS_TO_FLOAT(w[i])
+                           : type == 1 ? HALF_TO_FLOAT(pair >> i % 2 * 16 & 0xffff)
+                                       : BITS_TO_FLOAT(i % 2 ? pair & 0xffff0000u : pair << 16);
+        }
     }
 }
 
-/* Nibbles that are indices of a table of 16 signed bytes: low has the first 8. */
-static void load_table(float *v, const GLOBAL uchar *q, float d, ulong low, ulong high)
+static void load_q8_0(float *v, float *s, const GLOBAL uchar *block)
+{
+    uint w[9];
+    load_bytes(w, block, 34);
+    s[0] = s[1] = HALF_TO_FLOAT(w[0] & 0xffff);
+    for (int i = 0; i < 9; i++)
+        w[i] ^= 0x80808080u; /* q + 128 */
+    for (int i = 0; i < 32; i++)
+        v[i] = BYTE_OF(w, 2 + i, 128);
+}
+
+/* Q4_0, Q4_1 (with a minimum), Q5_0 and Q5_1 (with fifth bits). */
+static INLINE void load_nibbles(float *v, float *s, const GLOBAL uchar *block, int minimum, int five)
+{
+    const int at = 2 + 2 * minimum + 4 * five, n = (at + 19) / 4;
+    uint low[6], high[6];
+    load_bytes(low, block, at + 16);
+    const float d = HALF_TO_FLOAT(low[0] & 0xffff), m = HALF_TO_FLOAT(low[0] >> 16);
+    const uint bits = minimum ? low[1] : FUNNEL(low[0], low[1], 16);
+    for (int i = 0; i < n; i++) {
+        high[i] = low[i] >> 4 & 0x0f0f0f0fu;
+        low[i] &= 0x0f0f0f0fu;
+    }
+    for (int i = 0; i < 16 && five; i++) {
+        low[(at + i) / 4] |= (bits >> i & 1) << ((at + i) % 4 * 8 + 4);
+        high[(at + i) / 4] |= (bits >> (i + 16) & 1) << ((at + i) % 4 * 8 + 4);
+    }
+    for (int i = 0; i < 16; i++) {
+        v[i] = BYTE_OF(low, at + i, minimum ? 0 : five ? 16 : 8);
+        v[i + 16] = BYTE_OF(high, at + i, minimum ? 0 : five ? 16 : 8);
+    }
+    for (int i = 0; i < 32 && minimum; i++)
+        v[i] = fma(d, v[i], m);
+    s[0] = s[1] = minimum ? 1 : d;
+}
+
+/* From byte `at` of words on, nibbles that are indices of a table of 16 signed bytes: low has the first 8. */
+static void find_in_table(float *v, const uint *w, int at, ulong low, ulong high)
 {
     for (int i = 0; i < 32; i++) {
-        const int at = q[i % 16] >> (i / 16 * 4) & 15;
-        v[i] = d * (float)signed_byte((int)((at < 8 ? low : high) >> (at % 8 * 8) & 255));
+        const int byte = at + i % 16, index = (int)(w[byte / 4] >> (byte % 4 * 8 + i / 16 * 4) & 15);
+        v[i] = (float)signed_byte((int)((index < 8 ? low : high) >> (index % 8 * 8) & 255));
     }
 }
 
-static void load_iq4(float *v, const GLOBAL uchar *q, float d)
+static void find_iq4(float *v, const uint *w, int at)
 {
-    load_table(v, q, d, 0xf6eaddcfbfad9881ul, 0x7159453526190d01ul);
+    find_in_table(v, w, at, 0xf6eaddcfbfad9881ul, 0x7159453526190d01ul);
+}
+
+static void load_iq4_nl(float *v, float *s, const GLOBAL uchar *block)
+{
+    uint w[5];
+    load_bytes(w, block, 18);
+    s[0] = s[1] = HALF_TO_FLOAT(w[0] & 0xffff);
+    find_iq4(v, w, 2);
 }
 
 /* Scales of 6 bits, 2 of which lie apart; the nibbles of an eighth are 16 bytes. */
-static void load_iq4_xs(float *v, const GLOBAL uchar *block, int j)
+static void load_iq4_xs(float *v, float *s, const GLOBAL uchar *block, int j)
 {
     const int high = block[2 + j / 4] >> (j % 4 * 2) & 3, low = block[4 + j / 2] >> (j % 2 * 4) & 15;
-    load_iq4(v, block + 8 + j * 16, LOAD_HALF(block) * (float)((low | high << 4) - 32));
+    uint w[4];
+    load_bytes(w, block + 8 + j * 16, 16);
+    s[0] = s[1] = LOAD_HALF(block) * (float)((low | high << 4) - 32);
+    find_iq4(v, w, 0);
 }
 
+/* The scale is 2^(block[0] - 128). */
+static void load_mxfp4(float *v, float *s, const GLOBAL uchar *block)
+{
+    uint w[5];
+    load_bytes(w, block, 17);
+    const uint e = w[0] & 255;
+    s[0] = s[1] = BITS_TO_FLOAT(e < 2 ? 0x200000u << e : (e - 1) << 23);
+    find_in_table(v, w, 1, 0x0c08060403020100ul, 0xf4f8fafcfdfeff00ul);
+}
+
+/* 6 bits each of the scale and the minimum of an eighth: in a byte of their own, or in half of one and two bits of another. These
+ * blocks are a multiple of 16 bytes long, and rows begin with one. */
 static void load_q4_k(float *v, const GLOBAL uchar *block, int j, int five_bits)
 {
-    const float d = LOAD_HALF(block), d_min = LOAD_HALF(block + 2);
-    const GLOBAL uchar *high = block + 16, *q = block + (five_bits ? 48 : 16) + j / 2 * 32;
-    int scale, min;
-    scale_min(block + 4, j, &scale, &min);
-    for (int i = 0; i < 32; i++) {
-        const int nibble = q[i] >> (j % 2 * 4) & 15, fifth = five_bits ? (high[i] >> j & 1) << 4 : 0;
-        v[i] = d * (float)scale * (float)(nibble | fifth) - d_min * (float)min;
-    }
+    uint head[4], q[8], high[8];
+    load_aligned(head, block, 16);
+    load_aligned(q, block + (five_bits ? 48 : 16) + j / 2 * 32, 32);
+    if (five_bits)
+        load_aligned(high, block + 16, 32);
+    const uint a = head[1] >> j % 4 * 8, b = head[2] >> j % 4 * 8, c = head[3] >> j % 4 * 8;
+    const uint scale = j < 4 ? a & 63 : (c & 15) | (a >> 6 & 3) << 4, min = j < 4 ? b & 63 : (c >> 4 & 15) | (b >> 6 & 3) << 4;
+    const float d = HALF_TO_FLOAT(head[0] & 0xffff) * (float)scale, m = HALF_TO_FLOAT(head[0] >> 16) * (float)min;
+    for (int i = 0; i < 8; i++)
+        q[i] = (q[i] >> j % 2 * 4 & 0x0f0f0f0fu) | (five_bits ? (high[i] >> j & 0x01010101u) << 4 : 0);
+    for (int i = 0; i < 32; i++)
+        v[i] = fma(d, BYTE_OF(q, i, 0), -m);
 }
 
-static void load_q6_k(float *v, const GLOBAL uchar *block, int j)
+static void load_q6_k(float *v, float *s, const GLOBAL uchar *block, int j)
 {
     const float d = LOAD_HALF(block + 208);
-    const GLOBAL uchar *low = block + j / 4 * 64 + j % 2 * 32, *high = block + 128 + j / 4 * 32;
-    for (int i = 0; i < 32; i++) {
-        const int q = (low[i] >> (j % 4 / 2 * 4) & 15) | (high[i] >> (j % 4 * 2) & 3) << 4;
-        v[i] = d * (float)signed_byte(block[192 + j * 2 + i / 16]) * (float)(q - 32);
-    }
+    uint low[8], high[8];
+    load_bytes(low, block + j / 4 * 64 + j % 2 * 32, 32);
+    load_bytes(high, block + 128 + j / 4 * 32, 32);
+    for (int i = 0; i < 8; i++)
+        low[i] = (low[i] >> j % 4 / 2 * 4 & 0x0f0f0f0fu) | (high[i] >> j % 4 * 2 & 0x03030303u) << 4;
+    for (int i = 0; i < 32; i++)
+        v[i] = BYTE_OF(low, i, 32);
+    for (int i = 0; i < 2; i++)
+        s[i] = d * (float)signed_byte(block[192 + j * 2 + i]);
 }
 
-/* Two bits of each weight, of q[64] for a block. */
-static void load_pairs(float *v, const GLOBAL uchar *q, int j)
+/* Two bits of each weight, of q[64] for a block; less an integer. */
+static void load_pairs(float *v, const GLOBAL uchar *q, int j, int less)
 {
+    uint w[8];
+    load_bytes(w, q + j / 4 * 32, 32);
+    for (int i = 0; i < 8; i++)
+        w[i] = w[i] >> j % 4 * 2 & 0x03030303u;
     for (int i = 0; i < 32; i++)
-        v[i] = (float)(q[j / 4 * 32 + i] >> (j % 4 * 2) & 3);
+        v[i] = BYTE_OF(w, i, less);
 }
 
 static void load_q2_k(float *v, const GLOBAL uchar *block, int j)
 {
     const float d = LOAD_HALF(block + 80), d_min = LOAD_HALF(block + 82);
-    load_pairs(v, block + 16, j);
+    load_pairs(v, block + 16, j, 0);
     for (int i = 0; i < 32; i++) {
         const int s = block[j * 2 + i / 16];
-        v[i] = d * (float)(s & 15) * v[i] - d_min * (float)(s >> 4);
+        v[i] = fma(d * (float)(s & 15), v[i], -d_min * (float)(s >> 4));
     }
 }
 
-static void load_q3_k(float *v, const GLOBAL uchar *block, int j)
+static void load_q3_k(float *v, float *s, const GLOBAL uchar *block, int j)
 {
     const float d = LOAD_HALF(block + 108);
     const GLOBAL uchar *scales = block + 96;
-    load_pairs(v, block + 32, j);
-    for (int i = 0; i < 32; i++) {
-        const int g = j * 2 + i / 16, s = (scales[g % 8] >> (g / 8 * 4) & 15) | (scales[8 + g % 4] >> (g / 4 * 2) & 3) << 4;
-        v[i] = d * (float)(s - 32) * (v[i] - (block[i] >> j & 1 ? 0.0f : 4.0f));
+    uint third[8];
+    load_bytes(third, block, 32);
+    load_pairs(v, block + 32, j, 4);
+    for (int i = 0; i < 32; i++)
+        v[i] += (float)(third[i / 4] >> (i % 4 * 8 + j) & 1) * 4;
+    for (int i = 0; i < 2; i++) {
+        const int g = j * 2 + i;
+        s[i] = d * (float)(((scales[g % 8] >> (g / 8 * 4) & 15) | (scales[8 + g % 4] >> (g / 4 * 2) & 3) << 4) - 32);
     }
 }
 
@@ -155,64 +274,46 @@ static int power_of_3(int r)
  * 256 times a fraction whose first digit is the byte's digit r. */
 static void load_tq1_0(float *v, const GLOBAL uchar *block, int j)
 {
-    const float d = LOAD_HALF(block + 52);
     for (int k = 0; k < 2; k++) {
         const GLOBAL uchar *bytes = block + (j < 5 ? k * 16 : 32);
         const int r = j < 5 ? j : (j - 5) * 2 + k, power = power_of_3(r);
         if (r < 5)
             for (int i = 0; i < 16; i++)
-                v[k * 16 + i] = d * (float)(((bytes[i] * power & 255) * 3 >> 8) - 1);
+                v[k * 16 + i] = (float)(((bytes[i] * power & 255) * 3 >> 8) - 1);
         else
             for (int i = 0; i < 16; i++)
-                v[k * 16 + i] = d * (float)(((bytes[16 + i % 4] * power_of_3(i / 4) & 255) * 3 >> 8) - 1);
+                v[k * 16 + i] = (float)(((bytes[16 + i % 4] * power_of_3(i / 4) & 255) * 3 >> 8) - 1);
     }
 }
 
-static void load_tq2_0(float *v, const GLOBAL uchar *block, int j)
+/* Weights [32 at, 32 at + n) of a row of this type, zeros behind them. Types have ggml's numbers. */
+static INLINE void load_weights(float *v, float *s, int type, const GLOBAL uchar *row, int at, int n)
 {
-    const float d = LOAD_HALF(block + 64);
-    load_pairs(v, block, j);
-    for (int i = 0; i < 32; i++)
-        v[i] = d * (v[i] - 1);
-}
-
-/* v[32] = weights [32 at, 32 at + n) of a row of this type, zeros behind them. Types have ggml's numbers. */
-static void load_weights(float *v, int type, const GLOBAL uchar *row, int at, int n)
-{
-    const GLOBAL uchar *b;
+    s[0] = s[1] = 1;
     switch (type) {
     case 0: /* F32 */
-        for (int i = 0; i < 32; i++)
-            v[i] = i < n ? ((const GLOBAL float *)row)[at * 32 + i] : 0;
+        load_plain(v, 0, row + at * 128, n);
         break;
     case 1: /* F16 */
-        for (int i = 0; i < 32; i++)
-            v[i] = i < n ? LOAD_HALF(row + (at * 32 + i) * 2) : 0;
+        load_plain(v, 1, row + at * 64, n);
         break;
     case 30: /* BF16 */
-        for (int i = 0; i < 32; i++)
-            v[i] = i < n ? BITS_TO_FLOAT((uint)row[(at * 32 + i) * 2] << 16 | (uint)row[(at * 32 + i) * 2 + 1] << 24) : 0;
+        load_plain(v, 30, row + at * 64, n);
         break;
     case 8: /* Q8_0 */
-        b = row + at * 34;
-        for (int i = 0; i < 32; i++)
-            v[i] = LOAD_HALF(b) * (float)signed_byte(b[2 + i]);
+        load_q8_0(v, s, row + at * 34);
         break;
     case 2: /* Q4_0 */
-        b = row + at * 18;
-        load_nibbles(v, b + 2, 0, LOAD_HALF(b), -8 * LOAD_HALF(b));
+        load_nibbles(v, s, row + at * 18, 0, 0);
         break;
     case 3: /* Q4_1 */
-        b = row + at * 20;
-        load_nibbles(v, b + 4, 0, LOAD_HALF(b), LOAD_HALF(b + 2));
+        load_nibbles(v, s, row + at * 20, 1, 0);
         break;
     case 6: /* Q5_0 */
-        b = row + at * 22;
-        load_nibbles(v, b + 6, b + 2, LOAD_HALF(b), -16 * LOAD_HALF(b));
+        load_nibbles(v, s, row + at * 22, 0, 1);
         break;
     case 7: /* Q5_1 */
-        b = row + at * 24;
-        load_nibbles(v, b + 8, b + 4, LOAD_HALF(b), LOAD_HALF(b + 2));
+        load_nibbles(v, s, row + at * 24, 1, 1);
         break;
     case 12: /* Q4_K */
         load_q4_k(v, row + at / 8 * 144, at % 8, 0);
@@ -221,31 +322,30 @@ static void load_weights(float *v, int type, const GLOBAL uchar *row, int at, in
         load_q4_k(v, row + at / 8 * 176, at % 8, 1);
         break;
     case 14: /* Q6_K */
-        load_q6_k(v, row + at / 8 * 210, at % 8);
+        load_q6_k(v, s, row + at / 8 * 210, at % 8);
         break;
     case 10: /* Q2_K */
         load_q2_k(v, row + at / 8 * 84, at % 8);
         break;
     case 11: /* Q3_K */
-        load_q3_k(v, row + at / 8 * 110, at % 8);
+        load_q3_k(v, s, row + at / 8 * 110, at % 8);
         break;
     case 20: /* IQ4_NL */
-        b = row + at * 18;
-        load_iq4(v, b + 2, LOAD_HALF(b));
+        load_iq4_nl(v, s, row + at * 18);
         break;
     case 23: /* IQ4_XS */
-        load_iq4_xs(v, row + at / 8 * 136, at % 8);
+        load_iq4_xs(v, s, row + at / 8 * 136, at % 8);
         break;
     case 34: /* TQ1_0 */
         load_tq1_0(v, row + at / 8 * 54, at % 8);
+        s[0] = s[1] = LOAD_HALF(row + at / 8 * 54 + 52);
         break;
     case 35: /* TQ2_0 */
-        load_tq2_0(v, row + at / 8 * 66, at % 8);
+        load_pairs(v, row + at / 8 * 66, at % 8, 1);
+        s[0] = s[1] = LOAD_HALF(row + at / 8 * 66 + 64);
         break;
-    case 39: /* MXFP4, whose scale is 2^(b[0] - 128) */
-        b = row + at * 17;
-        load_table(v, b + 1, BITS_TO_FLOAT(b[0] < 2 ? 0x200000u << b[0] : (uint)(b[0] - 1) << 23), 0x0c08060403020100ul,
-                   0xf4f8fafcfdfeff00ul);
+    case 39: /* MXFP4 */
+        load_mxfp4(v, s, row + at * 17);
         break;
     }
 }
@@ -254,37 +354,132 @@ static void load_weights(float *v, int type, const GLOBAL uchar *row, int at, in
 KERNEL embed(BUFFER(y), BUFFER(table), BUFFER(ids), int type, int row_bytes, int n_cols)
 {
     const int t = GROUP(0), at = GROUP(1) * THREADS + THREAD, n = n_cols - at * 32;
-    float v[32];
+    float v[32], s[2];
     if (n <= 0)
         return;
-    load_weights(v, type, AT(uchar, table) + (ulong)AT(int, ids)[t] * (ulong)row_bytes, at, n);
+    load_weights(v, s, type, AT(uchar, table) + (ulong)AT(int, ids)[t] * (ulong)row_bytes, at, n);
     for (int i = 0; i < 32 && i < n; i++)
-        AT(float, y)[(ulong)t * (ulong)n_cols + (ulong)(at * 32 + i)] = v[i];
+        AT(float, y)[(ulong)t * (ulong)n_cols + (ulong)(at * 32 + i)] = v[i] * s[i / 16];
 }
 
-/* y[n][n_rows] = x[n][n_cols] W^T + bias. A row of W is work for 32 threads, which take every 32nd block of 32 weights. Groups: rows
- * of W by fours x tokens by `tokens`, which is a constant in each kernel. */
-#define LANES 32
-#define MATMUL(name, tokens)                                                                                                       \
+/* Products. A row of W is work for LANES threads, which take every LANES-th block of 32 weights; rows of x are shared by a group,
+ * in blocks of BLOCK_FOURS times 4 numbers: 32, and a gap, so that the threads of a row read from different banks. */
+#define LANES 16
+#define BLOCK_FOURS 9
+
+/* staged[rows][columns / 32]: columns [base, base + columns) of n rows of x, zeros behind n_cols. */
+static void stage_rows(LOCAL float4 *staged, const GLOBAL float *x, int n, int n_cols, int base, int columns)
+{
+    const int used = n_cols - base < columns ? n_cols - base : columns, n_fours = (used + 31) / 32 * 8;
+    for (int t = 0; t < n; t++)
+        for (int i = THREAD; i < n_fours; i += THREADS) {
+            const GLOBAL float *in = x + (ulong)t * (ulong)n_cols + (ulong)(base + 4 * i);
+            uint w[4] = {0, 0, 0, 0};
+            float4 four;
+            if (4 * i + 4 <= used)
+                load_bytes(w, (const GLOBAL uchar *)in, 16);
+            for (int j = 0; j < used - 4 * i && used < 4 * i + 4; j++)
+                w[j] = FLOAT_TO_BITS(in[j]);
+            four.x = BITS_TO_FLOAT(w[0]);
+            four.y = BITS_TO_FLOAT(w[1]);
+            four.z = BITS_TO_FLOAT(w[2]);
+            four.w = BITS_TO_FLOAT(w[3]);
+            staged[(t * columns / 32 + i / 8) * BLOCK_FOURS + i % 8] = four;
+        }
+}
+
+/* The product of 32 weights and a staged block. */
+static float multiply_block(const float *v, const float *s, const LOCAL float4 *x)
+{
+    float part[4] = {0, 0, 0, 0};
+    for (int i = 0; i < 8; i++) {
+        const float4 four = x[i];
+        const int at = i / 4 * 2;
+        part[at] = fma(v[4 * i], four.x, part[at]);
+        part[at + 1] = fma(v[4 * i + 1], four.y, part[at + 1]);
+        part[at] = fma(v[4 * i + 2], four.z, part[at]);
+        part[at + 1] = fma(v[4 * i + 3], four.w, part[at + 1]);
+    }
+    return fma(s[0], part[0] + part[1], s[1] * (part[2] + part[3]));
+}
+
+/* What threads of a row have of it, and of the staged rows of x: blocks [base, base + n_staged), of which there are n_blocks in
+ * all. */
+struct factors {
+    const GLOBAL uchar *row;
+    const LOCAL float4 *staged;              /* [tokens][n_staged][BLOCK_FOURS] */
+    int base, n_staged, n_blocks, n_cols, n; /* n: tokens that there are */
+};
+
+/* acc[tokens] += a row's products, over every LANES-th staged block from `lane` on. Of one token two blocks at a time: what is read
+ * of both is awaited together. */
+static INLINE void multiply_row(float *acc, int tokens, struct factors f, int type, int lane)
+{
+    const int end = f.base + f.n_staged < f.n_blocks ? f.base + f.n_staged : f.n_blocks, step = tokens == 1 ? 2 * LANES : LANES;
+    float v[32], s[2], more_v[32], more_s[2];
+    for (int at = f.base + lane; at < end; at += step) {
+        const int next = step > LANES && at + LANES < end ? at + LANES : at;
+        load_weights(v, s, type, f.row, at, f.n_cols - at * 32);
+        if (step > LANES)
+            load_weights(more_v, more_s, type, f.row, next, f.n_cols - next * 32);
+        for (int t = 0; t < tokens && t < f.n; t++) {
+            const LOCAL float4 *x = f.staged + (t * f.n_staged + at - f.base) * BLOCK_FOURS;
+            acc[t] += multiply_block(v, s, x);
+            if (next > at)
+                acc[t] += multiply_block(more_v, more_s, x + (next - at) * BLOCK_FOURS);
+        }
+    }
+}
+
+/* The types that files have most of are constants to the compiler. */
+static INLINE void multiply(float *acc, int tokens, struct factors f, int type, int lane)
+{
+    switch (type) {
+    case 1:
+        multiply_row(acc, tokens, f, 1, lane);
+        break;
+    case 2:
+        multiply_row(acc, tokens, f, 2, lane);
+        break;
+    case 8:
+        multiply_row(acc, tokens, f, 8, lane);
+        break;
+    case 12:
+        multiply_row(acc, tokens, f, 12, lane);
+        break;
+    case 14:
+        multiply_row(acc, tokens, f, 14, lane);
+        break;
+    default:
+        multiply_row(acc, tokens, f, type, lane);
+    }
+}
+
+/* y[n][n_rows] = x[n][n_cols] W^T + bias. Groups: rows of W by THREADS / LANES x tokens by `tokens`, which is a constant in each
+ * kernel, as is how many columns are staged at a time. */
+#define MATMUL(name, tokens, columns)                                                                                              \
     KERNEL name(BUFFER(y), BUFFER(w), BUFFER(bias), BUFFER(x), int type, int row_bytes, int n_rows, int n_cols, int n)             \
     {                                                                                                                              \
-        SHARED float sums[tokens * THREADS];                                                                                       \
+        SHARED float4 staged[tokens * columns / 32 * BLOCK_FOURS];                                                                 \
+        LOCAL float *sums = (LOCAL float *)staged;                                                                                 \
         const int lane = THREAD % LANES, row = GROUP(0) * (THREADS / LANES) + THREAD / LANES, first = GROUP(1) * tokens;           \
-        float acc[tokens], v[32];                                                                                                  \
+        struct factors f = {AT(uchar, w) + (ulong)(row < n_rows ? row : n_rows - 1) * (ulong)row_bytes,                            \
+                            staged,                                                                                                \
+                            0,                                                                                                     \
+                            columns / 32,                                                                                          \
+                            (n_cols + 31) / 32,                                                                                    \
+                            n_cols,                                                                                                \
+                            n - first < tokens ? n - first : tokens};                                                              \
+        float acc[tokens];                                                                                                         \
         for (int t = 0; t < tokens; t++)                                                                                           \
             acc[t] = 0;                                                                                                            \
-        for (int at = lane; row < n_rows && at * 32 < n_cols; at += LANES) {                                                       \
-            const int m = n_cols - at * 32;                                                                                        \
-            load_weights(v, type, AT(uchar, w) + (ulong)row * (ulong)row_bytes, at, m);                                            \
-            for (int t = 0; t < tokens && first + t < n; t++) {                                                                    \
-                const GLOBAL float *in = AT(float, x) + (ulong)(first + t) * (ulong)n_cols + (ulong)(at * 32);                     \
-                float part[4] = {0, 0, 0, 0};                                                                                      \
-                for (int i = 0; i < 32; i += 4)                                                                                    \
-                    for (int j = 0; j < 4; j++)                                                                                    \
-                        part[j] = fma(v[i + j], i + j < m ? in[i + j] : 0.0f, part[j]);                                            \
-                acc[t] += (part[0] + part[1]) + (part[2] + part[3]);                                                               \
-            }                                                                                                                      \
-        }                                                                                                                          \
+        do {                                                                                                                       \
+            stage_rows(staged, AT(float, x) + (ulong)first * (ulong)n_cols, f.n, n_cols, f.base * 32, columns);                    \
+            BARRIER();                                                                                                             \
+            multiply(acc, tokens, f, type, lane);                                                                                  \
+            BARRIER();                                                                                                             \
+            f.base += f.n_staged;                                                                                                  \
+        } while (f.base < f.n_blocks);                                                                                             \
         for (int t = 0; t < tokens; t++)                                                                                           \
             sums[t * THREADS + THREAD] = acc[t];                                                                                   \
         for (int half_n = LANES / 2; half_n > 0; half_n /= 2) {                                                                    \
@@ -292,14 +487,14 @@ KERNEL embed(BUFFER(y), BUFFER(table), BUFFER(ids), int type, int row_bytes, int
             for (int t = 0; t < tokens && lane < half_n; t++)                                                                      \
                 sums[t * THREADS + THREAD] += sums[t * THREADS + THREAD + half_n];                                                 \
         }                                                                                                                          \
-        for (int t = 0; t < tokens && lane == 0 && row < n_rows && first + t < n; t++)                                             \
+        for (int t = 0; t < f.n && lane == 0 && row < n_rows; t++)                                                                 \
             AT(float, y)                                                                                                           \
-            [(ulong)(first + t) * (ulong)n_rows + (ulong)row] =                                                                    \
-                sums[t * THREADS + THREAD] + (GIVEN(bias) ? AT(float, bias)[row] : 0.0f);                                          \
+        [(ulong)(first + t) * (ulong)n_rows + (ulong) row] =                                                                       \
+            sums[t * THREADS + THREAD] + (GIVEN(bias) ? AT(float, bias)[row] : 0.0f);                                              \
     }
 
-MATMUL(matmul_1, 1)
-MATMUL(matmul_8, 8)
+MATMUL(matmul_1, 1, 4096)
+MATMUL(matmul_8, 8, 512)
 
 /* to[row][n_cols]: rows of w as floats, for a library of products (prompt_gpu.c), which reads neighbours together: so they are
  * written. Groups: rows x blocks of 32 * THREADS columns. */
@@ -308,11 +503,11 @@ KERNEL unpack(BUFFER(to), BUFFER(w), int type, int row_bytes, int n_cols)
     SHARED float all[33 * THREADS]; /* 33: threads that write the same of their 32 use other banks */
     const int row = GROUP(0), base = GROUP(1) * THREADS * 32, n = n_cols - base - THREAD * 32;
     GLOBAL float *out = AT(float, to) + (ulong)row * (ulong)n_cols + (ulong)base;
-    float v[32];
+    float v[32], s[2];
     if (n > 0) {
-        load_weights(v, type, AT(uchar, w) + (ulong)row * (ulong)row_bytes, base / 32 + THREAD, n);
+        load_weights(v, s, type, AT(uchar, w) + (ulong)row * (ulong)row_bytes, base / 32 + THREAD, n);
         for (int i = 0; i < 32; i++)
-            all[THREAD * 33 + i] = v[i];
+            all[THREAD * 33 + i] = v[i] * s[i / 16];
     }
     BARRIER();
     for (int i = THREAD; i < 32 * THREADS && base + i < n_cols; i += THREADS)
@@ -348,7 +543,8 @@ KERNEL norm_rows(BUFFER(y), BUFFER(x), BUFFER(weight), BUFFER(bias), int n_parts
         squares = fma(from[i] - mean, from[i] - mean, squares);
     const float scale = 1 / sqrt(group_sum(shared, squares) / (float)dim + eps);
     for (int i = THREAD; i < dim; i += THREADS)
-        AT(float, y)[at + (ulong)i] =
+        AT(float, y)
+        [at + (ulong)i] =
             (from[i] - mean) * scale * AT(float, weight)[part + i] + (kind != 0 && GIVEN(bias) ? AT(float, bias)[i] : 0.0f);
 }
 
