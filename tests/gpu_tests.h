@@ -230,7 +230,7 @@ static void test_rows(void **state)
 
 static void test_top(void **state)
 {
-    enum { ROWS = 20, DIM = 1000 };
+    enum { ROWS = 20, DIM = 5000 }; /* parts of a row */
     struct both *both = begin(state);
     struct butler_top tops[N_BACKENDS][ROWS];
     const int x = array(both, ROWS * DIM, 9);
@@ -238,6 +238,8 @@ static void test_top(void **state)
     memset(tops, 0, sizeof tops);
     for (int b = 0; b < N_BACKENDS; b++) {
         EACH(b, upload, both->arrays[b][x] + 3 * DIM + 700, odd + 1, 3 * sizeof *odd);
+        EACH(b, upload, both->arrays[b][x] + 3 * DIM + 4500, odd + 1, 2 * sizeof *odd);
+        EACH(b, upload, both->arrays[b][x] + 5 * DIM + 4500, odd, sizeof odd);
         EACH(b, upload, both->arrays[b][x] + 5 * DIM + 300, odd, sizeof odd);
         EACH(b, finite_top_k, both->arrays[b][x], ROWS, DIM, 5, tops[b]);
     }

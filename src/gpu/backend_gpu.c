@@ -19,14 +19,20 @@ static void gpu_embed(struct butler_backend *backend, float *y, const struct but
 static void gpu_matmul(struct butler_backend *backend, struct butler_workspace *work, const struct butler_product *products,
                        int n_products, const float *x, int n)
 {
-    const int rows = GPU_THREADS / GPU_LANES; /* of a matrix that a group computes */
+    static const struct butler_matrix none;
+    const struct butler_matrix *w[BUTLER_MAX_PRODUCTS] = {&none, &none, &none};
+    float *y[BUTLER_MAX_PRODUCTS] = {NULL};
+    int n_groups = 0;
     (void)work;
     for (int i = 0; i < n_products; i++) {
-        const struct butler_matrix *w = products[i].w;
-        butler_gpu_launch((struct butler_gpu *)backend, n == 1 ? GPU_matmul_1 : GPU_matmul_8, BUTLER_CEIL_DIV(w->n_rows, rows),
-                          n == 1 ? 1 : BUTLER_CEIL_DIV(n, GPU_TOKENS), 1, products[i].y, w->data, w->bias, x, (int)w->type,
-                          (int)w->row_bytes, w->n_rows, w->n_cols, n);
+        y[i] = products[i].y;
+        w[i] = products[i].w;
+        n_groups += BUTLER_CEIL_DIV(w[i]->n_rows, GPU_THREADS / GPU_LANES);
     }
+#define PRODUCT(i) y[i], w[i]->data, w[i]->bias, (int)w[i]->type, (int)w[i]->row_bytes, w[i]->n_rows
+    butler_gpu_launch((struct butler_gpu *)backend, n == 1 ? GPU_matmul_1 : GPU_matmul_8, n_groups,
+                      n == 1 ? 1 : BUTLER_CEIL_DIV(n, GPU_TOKENS), 1, PRODUCT(0), PRODUCT(1), PRODUCT(2), x, w[0]->n_cols, n);
+#undef PRODUCT
 }
 
 static void gpu_norm(struct butler_backend *backend, float *y, const float *x, const struct butler_vector *v, int n, int dim,
@@ -39,9 +45,11 @@ static void gpu_norm(struct butler_backend *backend, float *y, const float *x, c
 static void gpu_rope(struct butler_backend *backend, const struct butler_rotation *rotations, int n_rotations,
                      const struct butler_angles *angles, int n)
 {
-    for (int i = 0; i < n_rotations; i++)
-        butler_gpu_launch((struct butler_gpu *)backend, GPU_rope, n, 1, 1, rotations[i].x, angles->cos, angles->sin,
-                          rotations[i].n_heads, angles->head_dim, angles->n_rot, angles->kind == BUTLER_ROPE_ADJACENT);
+    const struct butler_rotation none = {0}, *more = n_rotations > 1 ? &rotations[1] : &none;
+    const int n_pairs = (rotations[0].n_heads + more->n_heads) * (angles->n_rot / 2);
+    butler_gpu_launch((struct butler_gpu *)backend, GPU_rope, n, BUTLER_CEIL_DIV(n_pairs, GPU_THREADS), 1, rotations[0].x, more->x,
+                      angles->cos, angles->sin, rotations[0].n_heads, more->n_heads, angles->head_dim, angles->n_rot,
+                      angles->kind == BUTLER_ROPE_ADJACENT);
 }
 
 static void gpu_activate(struct butler_backend *backend, float *up, size_t up_stride, float *gate, int n, int dim,
@@ -91,22 +99,48 @@ static void gpu_scatter_add(struct butler_backend *backend, float *to, const flo
     butler_gpu_launch(gpu, GPU_scatter_add, n, BUTLER_CEIL_DIV(dim, GPU_THREADS), 1, to, from, GPU_STAGING(gpu), n, dim);
 }
 
+/* Adds what was found in a part behind those before: {index of a number that is not finite, its bits, k indices, k values}. */
+static void add_top(struct butler_top *top, const int32_t *found, int n, int k)
+{
+    if (found[0] >= 0 && top->not_finite < 0) {
+        top->not_finite = found[0];
+        memcpy(&top->value, found + 1, sizeof top->value);
+    }
+    for (int i = 0; i < k && found[2 + i] < n; i++) {
+        float value;
+        int at = k;
+        memcpy(&value, found + 2 + k + i, sizeof value);
+        for (; at > 0 && (top->ids[at - 1] < 0 || top->values[at - 1] < value); at--)
+            if (at < k) {
+                top->ids[at] = top->ids[at - 1];
+                top->values[at] = top->values[at - 1];
+            }
+        if (at < k) {
+            top->ids[at] = found[2 + i];
+            top->values[at] = value;
+        }
+    }
+}
+
+/* A group of threads has a part of a row, so that all multiprocessors read. */
 static void gpu_finite_top_k(struct butler_backend *backend, const float *x, int n_rows, int n, int k, struct butler_top *tops)
 {
+    enum { LEAST_PART = 2048, MOST_PARTS = 128, FOUND = MOST_PARTS * (2 + 2 * BUTLER_MOST_TOP) };
     struct butler_gpu *gpu = (struct butler_gpu *)backend;
+    const int part = BUTLER_MAX(LEAST_PART, BUTLER_CEIL_DIV(n, MOST_PARTS)), n_parts = BUTLER_CEIL_DIV(n, part);
     k = BUTLER_MIN(k, n);
+    const int each = n_parts * (2 + 2 * k), at_once = FOUND / each;
     for (int r = 0, m; r < n_rows; r += m) {
-        int32_t found[16 * (2 + 2 * BUTLER_MOST_TOP)];
-        m = BUTLER_MIN(n_rows - r, 16);
+        int32_t found[FOUND];
+        m = BUTLER_MIN(n_rows - r, at_once);
         butler_gpu_reserve_staging(gpu, sizeof found);
-        butler_gpu_launch(gpu, GPU_finite_top_k, m, 1, 1, GPU_STAGING(gpu), x + (size_t)r * (size_t)n, n, k);
-        butler_gpu_read_staging(gpu, found, (size_t)(m * (2 + 2 * k)) * sizeof *found);
+        butler_gpu_launch(gpu, GPU_finite_top_k, m, n_parts, 1, GPU_STAGING(gpu), x + (size_t)r * (size_t)n, n, part, n_parts, k);
+        butler_gpu_read_staging(gpu, found, (size_t)(m * each) * sizeof *found);
         for (int i = 0; i < m; i++) {
-            const int32_t *own = found + i * (2 + 2 * k);
-            tops[r + i].not_finite = gpu->fault.code < 0 ? -1 : own[0];
-            memcpy(&tops[r + i].value, own + 1, sizeof(float));
-            memcpy(tops[r + i].ids, own + 2, (size_t)k * sizeof *own);
-            memcpy(tops[r + i].values, own + 2 + k, (size_t)k * sizeof *own);
+            tops[r + i] = (struct butler_top){.not_finite = -1};
+            memset(tops[r + i].ids, -1, sizeof tops[r + i].ids);
+            for (int p = 0; p < n_parts && gpu->fault.code == 0; p++)
+                add_top(&tops[r + i], found + i * each + p * (2 + 2 * k), n, k);
         }
     }
 }

@@ -11,7 +11,7 @@
 #include "gpu/cuda_graph.h"
 
 enum {
-    LEAST_LAUNCHES = 16, /* of a graph: fewer are launched one by one */
+    LEAST_LAUNCHES = 12, /* of a graph: fewer are launched one by one */
     MOST_GRAPHS = 8      /* sequences that are remembered: steps of other numbers of sessions, that select or do not, ... */
 };
 

@@ -13,17 +13,17 @@
 #define GPU_ROWS "biiiif" /* ROWS of cache.cl */
 #define GPU_KERNELS(each) \
     each(embed, "bbbiii") \
-    each(matmul_1, "bbbbiiiii") \
-    each(matmul_8, "bbbbiiiii") \
+    each(matmul_1, "bbbiiibbbiiibbbiiibii") \
+    each(matmul_8, "bbbiiibbbiiibbbiiibii") \
     each(unpack, "bbiii") \
     each(take_product, "bbbii") \
     each(norm_rows, "bbbbiiif") \
-    each(rope, "bbbiiii") \
+    each(rope, "bbbbiiiii") \
     each(activate, "bbiii") \
     each(elementwise, "bblif") \
     each(gather_rows, "bbbii") \
     each(scatter_add, "bbbii") \
-    each(finite_top_k, "bbii") \
+    each(finite_top_k, "bbiiii") \
     each(append, "bbbbbbbbli" GPU_ROWS "iiii") \
     each(bound_pages, "bbbbli" GPU_ROWS "iiif") \
     each(move_pages, "bbbliii") \

@@ -455,21 +455,26 @@ static INLINE void multiply(float *acc, int tokens, struct factors f, int type, 
     }
 }
 
-/* y[n][n_rows] = x[n][n_cols] W^T + bias. Groups: rows of W by THREADS / LANES x tokens by `tokens`, which is a constant in each
- * kernel, as is how many columns are staged at a time. */
+/* A matrix, and what it is multiplied to: y[n][n_rows] = x[n][n_cols] W^T + bias. */
+#define PRODUCT(i) BUFFER(y##i), BUFFER(w##i), BUFFER(bias##i), int type##i, int row_bytes##i, int n_rows##i
+#define OF(i, zero, one, two) ((i) == 0 ? (zero) : (i) == 1 ? (one) : (two))
+
+/* Products of three matrices, of which some may have no rows, with the same x. Groups: rows by THREADS / LANES, those of each matrix
+ * behind those of the one before, x tokens by `tokens`, which is a constant in each kernel, as is how many columns are staged at a
+ * time. */
 #define MATMUL(name, tokens, columns)                                                                                              \
-    KERNEL name(BUFFER(y), BUFFER(w), BUFFER(bias), BUFFER(x), int type, int row_bytes, int n_rows, int n_cols, int n)             \
+    KERNEL name(PRODUCT(0), PRODUCT(1), PRODUCT(2), BUFFER(x), int n_cols, int n)                                                  \
     {                                                                                                                              \
         SHARED float4 staged[tokens * columns / 32 * BLOCK_FOURS];                                                                 \
         LOCAL float *sums = (LOCAL float *)staged;                                                                                 \
-        const int lane = THREAD % LANES, row = GROUP(0) * (THREADS / LANES) + THREAD / LANES, first = GROUP(1) * tokens;           \
-        struct factors f = {AT(uchar, w) + (ulong)(row < n_rows ? row : n_rows - 1) * (ulong)row_bytes,                            \
-                            staged,                                                                                                \
-                            0,                                                                                                     \
-                            columns / 32,                                                                                          \
-                            (n_cols + 31) / 32,                                                                                    \
-                            n_cols,                                                                                                \
-                            n - first < tokens ? n - first : tokens};                                                              \
+        const int at_once = THREADS / LANES, end0 = (n_rows0 + at_once - 1) / at_once;                                             \
+        const int end1 = end0 + (n_rows1 + at_once - 1) / at_once;                                                                 \
+        const int which = GROUP(0) < end0 ? 0 : GROUP(0) < end1 ? 1 : 2, block = GROUP(0) - OF(which, 0, end0, end1);              \
+        const int lane = THREAD % LANES, row = block * at_once + THREAD / LANES, first = GROUP(1) * tokens;                        \
+        const int n_rows = OF(which, n_rows0, n_rows1, n_rows2), type = OF(which, type0, type1, type2);                            \
+        struct factors f = {OF(which, AT(uchar, w0), AT(uchar, w1), AT(uchar, w2)) +                                               \
+                                (ulong)(row < n_rows ? row : n_rows - 1) * (ulong)OF(which, row_bytes0, row_bytes1, row_bytes2),   \
+                            staged, 0, columns / 32, (n_cols + 31) / 32, n_cols, n - first < tokens ? n - first : tokens};         \
         float acc[tokens];                                                                                                         \
         for (int t = 0; t < tokens; t++)                                                                                           \
             acc[t] = 0;                                                                                                            \
@@ -487,10 +492,12 @@ static INLINE void multiply(float *acc, int tokens, struct factors f, int type, 
             for (int t = 0; t < tokens && lane < half_n; t++)                                                                      \
                 sums[t * THREADS + THREAD] += sums[t * THREADS + THREAD + half_n];                                                 \
         }                                                                                                                          \
+        const GLOBAL float *bias = OF(which, GIVEN(bias0), GIVEN(bias1), GIVEN(bias2))                                             \
+                                       ? OF(which, AT(float, bias0), AT(float, bias1), AT(float, bias2))                           \
+                                       : 0;                                                                                        \
+        GLOBAL float *y = OF(which, AT(float, y0), AT(float, y1), AT(float, y2));                                                  \
         for (int t = 0; t < f.n && lane == 0 && row < n_rows; t++)                                                                 \
-            AT(float, y)                                                                                                           \
-        [(ulong)(first + t) * (ulong)n_rows + (ulong) row] =                                                                       \
-            sums[t * THREADS + THREAD] + (GIVEN(bias) ? AT(float, bias)[row] : 0.0f);                                              \
+            y[(ulong)(first + t) * (ulong)n_rows + (ulong)row] = sums[t * THREADS + THREAD] + (bias ? bias[row] : 0.0f);           \
     }
 
 MATMUL(matmul_1, 1, 4096)
@@ -542,24 +549,32 @@ KERNEL norm_rows(BUFFER(y), BUFFER(x), BUFFER(weight), BUFFER(bias), int n_parts
     for (int i = THREAD; i < dim; i += THREADS)
         squares = fma(from[i] - mean, from[i] - mean, squares);
     const float scale = 1 / sqrt(group_sum(shared, squares) / (float)dim + eps);
-    for (int i = THREAD; i < dim; i += THREADS)
-        AT(float, y)
-        [at + (ulong)i] =
-            (from[i] - mean) * scale * AT(float, weight)[part + i] + (kind != 0 && GIVEN(bias) ? AT(float, bias)[i] : 0.0f);
+    for (int i = THREAD; i < dim; i += 4 * THREADS) { /* y may be x: what is read together is read before it is written */
+        float some[4];
+        for (int j = 0; j < 4; j++)
+            if (i + j * THREADS < dim)
+                some[j] = (from[i + j * THREADS] - mean) * scale * AT(float, weight)[part + i + j * THREADS] +
+                          (kind != 0 && GIVEN(bias) ? AT(float, bias)[i + j * THREADS] : 0.0f);
+        for (int j = 0; j < 4; j++)
+            if (i + j * THREADS < dim)
+                AT(float, y)[at + (ulong)(i + j * THREADS)] = some[j];
+    }
 }
 
-/* Rotates the first n_rot of each of n_heads heads of row GROUP(0) of x; adjacent: pairs (2i, 2i + 1), else (i, i + n_rot / 2). */
-KERNEL rope(BUFFER(x), BUFFER(cosines), BUFFER(sines), int n_heads, int dim, int n_rot, int adjacent)
+/* Rotates the first n_rot of each head of row GROUP(0): of n_heads in x, n_more in `more`; adjacent: pairs (2i, 2i + 1), else (i,
+ * i + n_rot / 2). Groups: rows x blocks of THREADS pairs. */
+KERNEL rope(BUFFER(x), BUFFER(more), BUFFER(cosines), BUFFER(sines), int n_heads, int n_more, int dim, int n_rot, int adjacent)
 {
-    const int half_n = n_rot / 2;
-    for (int i = THREAD; i < n_heads * half_n; i += THREADS) {
-        const int pair = i % half_n, a = adjacent ? 2 * pair : pair, b = adjacent ? 2 * pair + 1 : pair + half_n;
-        GLOBAL float *head = AT(float, x) + (ulong)(GROUP(0) * n_heads + i / half_n) * (ulong)dim;
-        const float c = AT(float, cosines)[GROUP(0) * half_n + pair], s = AT(float, sines)[GROUP(0) * half_n + pair];
-        const float xa = head[a], xb = head[b];
-        head[a] = xa * c - xb * s;
-        head[b] = xa * s + xb * c;
-    }
+    const int half_n = n_rot / 2, i = GROUP(1) * THREADS + THREAD, h = i / half_n, pair = i % half_n;
+    const int a = adjacent ? 2 * pair : pair, b = adjacent ? 2 * pair + 1 : pair + half_n;
+    if (h >= n_heads + n_more)
+        return;
+    GLOBAL float *head = h < n_heads ? AT(float, x) + (ulong)(GROUP(0) * n_heads + h) * (ulong)dim
+                                     : AT(float, more) + (ulong)(GROUP(0) * n_more + h - n_heads) * (ulong)dim;
+    const float c = AT(float, cosines)[GROUP(0) * half_n + pair], s = AT(float, sines)[GROUP(0) * half_n + pair];
+    const float xa = head[a], xb = head[b];
+    head[a] = xa * c - xb * s;
+    head[b] = xa * s + xb * c;
 }
 
 static float activated(float x, int kind)
@@ -623,18 +638,20 @@ KERNEL scatter_add(BUFFER(to), BUFFER(from), BUFFER(rows), int n, int dim)
     }
 }
 
-/* Of row GROUP(0) of x[n]: the first index that is not finite, or -1, and its bits; the k highest, ties to the lower index.
- * tops[row][2 + 2 k]: index, bits, k indices, bits of k values. */
-KERNEL finite_top_k(BUFFER(tops), BUFFER(x), int n, int k)
+/* Of part GROUP(1) of row GROUP(0) of x[n], `part` numbers: the first index that is not finite, or -1, and its bits; the k highest,
+ * ties to the lower index, and from where there are no more on index n. tops[row][parts][2 + 2 k]: index, bits, k indices, bits of k
+ * values. */
+KERNEL finite_top_k(BUFFER(tops), BUFFER(x), int n, int part, int n_parts, int k)
 {
     SHARED float values[THREADS];
     SHARED int ids[THREADS];
     const GLOBAL float *row = AT(float, x) + (ulong)GROUP(0) * (ulong)n;
-    GLOBAL int *top = AT(int, tops) + GROUP(0) * (2 + 2 * k);
+    GLOBAL int *top = AT(int, tops) + (GROUP(0) * n_parts + GROUP(1)) * (2 + 2 * k);
+    const int begin = GROUP(1) * part + THREAD, end = (GROUP(1) + 1) * part < n ? (GROUP(1) + 1) * part : n;
     float last = INFINITY;
     int last_id = -1, bad = n;
-    for (int i = THREAD; i < n && bad == n; i += THREADS)
-        if ((FLOAT_TO_BITS(row[i]) & 0x7f800000u) == 0x7f800000u)
+    for (int i = begin; i < end; i += THREADS)
+        if ((FLOAT_TO_BITS(row[i]) & 0x7f800000u) == 0x7f800000u && i < bad)
             bad = i;
     ids[THREAD] = bad;
     BARRIER();
@@ -647,7 +664,7 @@ KERNEL finite_top_k(BUFFER(tops), BUFFER(x), int n, int k)
     for (int j = 0; j < k; j++) {
         float best = -INFINITY;
         int best_id = n;
-        for (int i = THREAD; i < n; i += THREADS)
+        for (int i = begin; i < end; i += THREADS)
             if ((row[i] < last || (row[i] == last && i > last_id)) && (row[i] > best || best_id == n)) {
                 best = row[i];
                 best_id = i;
