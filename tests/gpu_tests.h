@@ -565,8 +565,8 @@ static void test_types(void **state)
     sessions_same(tiny_path("types.gguf"), NULL, "quest:budget=32,dense=0", BUTLER_KV_F16, 2e-3);
 }
 
-/* TinyServe's Algorithm 1 in one launch, against the CPU and, bit for bit, against the kernels one after the other, for query
- * groups and heads that are not the usual ones. The counters prove which kernels ran. */
+/* TinyServe's Algorithm 1, whose new row, bounds and scores are one launch, against the CPU and, bit for bit, against a launch
+ * each, for query groups and heads that are not the usual ones. The counters prove which kernels ran. */
 static void test_fused(void **state)
 {
     static const int groups[] = {1, 4, 6, 7}, dims[] = {64, 128};
@@ -592,16 +592,19 @@ static void test_fused(void **state)
                 continue;
             struct butler_session *sessions[N_SESSIONS];
             int32_t ids[N_SESSIONS][N_PROMPT + N_STEPS];
-            const uint64_t before = butler_gpu_launches(gpu, "retrieve_pages");
             for (int i = 0; i < N_SESSIONS; i++) {
-                const uint64_t chosen = butler_gpu_launches(gpu, "choose_units");
+                static const char *const kernels[] = {"append", "bound_pages", "score_pages", "choose_units"};
+                uint64_t before[N(kernels)];
                 sessions[i] = session_on(engines[i == ON_CPU ? CPU : GPU], policies[i], types[t]);
                 read_prompt(sessions[i], N_PROMPT);
+                for (int k = 0; k < N(kernels); k++)
+                    before[k] = butler_gpu_launches(gpu, kernels[k]);
                 for (int step = 0; step < N_STEPS; step++)
                     assert_int_equal(butler_step(sessions[i], 3 + step, &err), 0);
-                assert_int_equal(butler_gpu_launches(gpu, "choose_units") - chosen, i == CHAIN ? N_STEPS * tiny.n_layers : 0);
+                for (int k = 0; k < N(kernels); k++)
+                    assert_int_equal(butler_gpu_launches(gpu, kernels[k]) - before[k],
+                                     i == CHAIN || (i == FUSED && k >= 2) ? N_STEPS * tiny.n_layers : 0);
             }
-            assert_int_equal(butler_gpu_launches(gpu, "retrieve_pages") - before, N_STEPS * tiny.n_layers);
             compare_logits(sessions[FUSED], sessions[CHAIN], tiny.n_vocab, 0, "fused and one after the other");
             compare_logits(sessions[FUSED], sessions[ON_CPU], tiny.n_vocab, types[t] == BUTLER_KV_Q8_0 ? 1e-3 : 1e-4,
                            "fused, and on the CPU");

@@ -28,6 +28,7 @@
 #define GLOBAL
 #define LOCAL
 #define INLINE
+#define UNROLL
 #define SHARED static
 #define GROUP(axis) simt.group[axis]
 #define THREAD simt.thread
@@ -46,6 +47,9 @@
 #define ATOMIC_OR(p, n) (*(p) |= (n))
 
 typedef unsigned char uchar;
+typedef struct {
+    uint x, y;
+} uint2;
 typedef struct {
     uint x, y, z, w;
 } uint4;
@@ -206,10 +210,10 @@ static void simt_free(void)
 
 #include "gpu/kernels.cl"
 #include "gpu/cache.cl"
+#include "gpu/attend.cl"
 #include "gpu/one_bit.cl"
 #include "gpu/predicted.cl"
 #include "gpu/evict.cl"
-#include "gpu/fused.cl"
 
 #define SIMT_KERNEL(name, format) (simt_call *)(void (*)(void))name,
 static simt_call *const simt_kernels[] = {GPU_KERNELS(SIMT_KERNEL)};

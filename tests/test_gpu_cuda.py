@@ -77,6 +77,11 @@ def test_spills_are_seen(nvrtc):
     assert registers <= 32 and spilled > 0
 
 
+def test_arrays_in_memory_are_seen(nvrtc):
+    text = 'extern "C" __global__ void f(int *x, int n) { int v[64]; for (int i = 0; i < n; i++) v[x[i]] = i; *x = v[n]; }'
+    assert gpu_kernels.needs(gpu_kernels.compile_kernels(nvrtc, "sm_80", text)[0])["f"][2] == 256
+
+
 def on_fake(*args, first=(), expect=0, **env):
     """The command where the stand-ins are the machine's CUDA; first: folders of libraries that are used instead."""
     path = os.pathsep.join(map(str, [*first, FAKE]))

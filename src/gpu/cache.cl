@@ -1,7 +1,6 @@
-/* Kernels of a device on the KV cache of one layer: rows appended, page bounds, scores, selection, attention (kernels.cl has the
- * others). Dense attention is attention over the list 0, 1, 2, ...; a prompt's tokens are each attended to as a decode step is. */
+/* Kernels of a device on the KV cache of one layer: rows appended, page bounds, scores, selection (attend.cl has attention,
+ * kernels.cl the others). */
 
-#define SLICE 256    /* tokens of a list that a group attends to; fixed, so that no result depends on what shares a launch */
 #define MOST_HEADS 8 /* query heads of a KV head that a group does together */
 #define MOST_DIM 512
 
@@ -91,7 +90,7 @@ static void hadamard(struct rows r, LOCAL float *x, int n)
     BARRIER();
 }
 
-/* A key and a value into a row of the pool. shift may be NULL. */
+/* A key and a value into a row of the pool; row NULL: nowhere. shift may be NULL. */
 static void append_row(struct rows r, LOCAL float *x, GLOBAL uchar *row, const GLOBAL float *k, const GLOBAL float *v,
                        const GLOBAL float *shift)
 {
@@ -101,23 +100,33 @@ static void append_row(struct rows r, LOCAL float *x, GLOBAL uchar *row, const G
     for (int d = THREAD; d < r.dim && shift; d += THREADS)
         x[d] -= shift[d];
     BARRIER();
-    store_row(r, row, x);
+    if (row)
+        store_row(r, row, x);
     BARRIER();
     for (int d = THREAD; d < r.dim; d += THREADS)
         x[d] = v[d];
     BARRIER();
-    store_row(r, row + r.bytes, x);
+    if (row)
+        store_row(r, row + r.bytes, x);
     BARRIER();
 }
 
-/* The key of a slot as it was before its row was made, into x[dim], which the group shares. */
-static void load_key(struct rows r, LOCAL float *x, const GLOBAL uchar *pool, const GLOBAL uint *table, const GLOBAL float *shift,
-                     int slot)
+/* Keys of n slots from `first` on as they were before their rows were made, into x[n][dim], which the group shares. */
+static void load_stored(struct rows r, LOCAL float *x, const GLOBAL uchar *pool, const GLOBAL uint *table,
+                        const GLOBAL float *shift, int first, int n)
 {
-    const GLOBAL uchar *key = pool + (ulong)row_at(r, table, (uint)slot) * (ulong)(2 * r.bytes);
-    for (int d = THREAD; d < r.dim; d += THREADS)
-        x[d] = load_row(r, key, d) + (shift ? shift[d] : 0.0f);
-    hadamard(r, x, r.dim); /* its own inverse */
+    for (int i = THREAD; i < n * r.dim; i += THREADS) {
+        const GLOBAL uchar *key = pool + (ulong)row_at(r, table, (uint)(first + i / r.dim)) * (ulong)(2 * r.bytes);
+        x[i] = load_row(r, key, i % r.dim) + (shift ? shift[i % r.dim] : 0.0f);
+    }
+    hadamard(r, x, n * r.dim); /* its own inverse */
+}
+
+#define KEY_FLOATS 4096 /* of keys that a group holds; an even number of keys of any size */
+static int keys_at_once(struct rows r, int most)
+{
+    const int n = KEY_FLOATS / r.dim / 2 * 2;
+    return n < most ? n : most;
 }
 
 /* What keys of KV head `head` are stored less. */
@@ -144,13 +153,14 @@ KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts),
         AT(float, sums)[(ulong)head * sums_stride + (ulong)((first + t) * group + i)] = 0;
 }
 
-/* The record of page p of a KV head with n slots, from its stored keys: {half max[dim], half min[dim]}, or where deviation >= 0 in
- * their places mean + deviation standard deviations and mean - deviation standard deviations (metrics page_bounds, page_stats). */
+/* The record of page p of a KV head with n slots, from its stored keys, which go to x[KEY_FLOATS]: {half max[dim], half
+ * min[dim]}, or where deviation >= 0 in their places mean + deviation standard deviations and mean - deviation standard
+ * deviations (metrics page_bounds, page_stats). */
 static void bound_page(struct rows r, LOCAL float *x, GLOBAL uchar *records, const GLOBAL uchar *pool, const GLOBAL uint *table,
                        const GLOBAL float *shift, int page, int p, int n, float deviation)
 {
     float max[MOST_DIM / THREADS], min[MOST_DIM / THREADS]; /* or the mean, and the sum of squares less the mean's */
-    const int end = (p + 1) * page < n ? (p + 1) * page : n;
+    const int end = (p + 1) * page < n ? (p + 1) * page : n, at_once = keys_at_once(r, page);
     GLOBAL uchar *record = records + (ulong)p * (ulong)(4 * r.dim);
     int slot = p * page;
     for (int i = 0; i < MOST_DIM / THREADS; i++) {
@@ -158,28 +168,34 @@ static void bound_page(struct rows r, LOCAL float *x, GLOBAL uchar *records, con
         min[i] = deviation < 0 ? 65504.0f : 0.0f;
     }
     do {
-        load_key(r, x, pool, table, shift, slot);
-        for (int d = THREAD; d < r.dim; d += THREADS) {
-            const float off = x[d] - max[d / THREADS];
-            if (deviation < 0) {
-                max[d / THREADS] = fmax(max[d / THREADS], x[d]);
-                min[d / THREADS] = fmin(min[d / THREADS], x[d]);
-            } else { /* Welford's sums: no digits are lost */
-                max[d / THREADS] += off / (float)(slot + 1 - p * page);
-                min[d / THREADS] += off * (x[d] - max[d / THREADS]);
+        const int m = end - slot < at_once ? end - slot : at_once;
+        load_stored(r, x, pool, table, shift, slot, m);
+        for (int i = 0; i < MOST_DIM / THREADS; i++)
+            for (int t = 0; t < m && THREAD + i * THREADS < r.dim; t++) {
+                const float key = x[t * r.dim + THREAD + i * THREADS], off = key - max[i];
+                if (deviation < 0) {
+                    max[i] = fmax(max[i], key);
+                    min[i] = fmin(min[i], key);
+                } else { /* Welford's sums: no digits are lost */
+                    max[i] += off / (float)(slot + t + 1 - p * page);
+                    min[i] += off * (key - max[i]);
+                }
             }
-        }
         BARRIER();
-    } while (++slot < end);
-    for (int d = THREAD; d < r.dim; d += THREADS) {
-        float high = max[d / THREADS], low = min[d / THREADS];
+        slot += at_once;
+    } while (slot < end);
+    for (int i = 0; i < MOST_DIM / THREADS; i++) {
+        const int d = THREAD + i * THREADS;
+        float high = max[i], low = min[i];
         if (deviation >= 0) {
             const float spread = deviation * sqrt(low / (float)(end - p * page));
             low = high - spread;
             high += spread;
         }
-        STORE_HALF(record + 2 * d, fmax(fmin(high, 65504.0f), -65504.0f));
-        STORE_HALF(record + 2 * (r.dim + d), fmax(fmin(low, 65504.0f), -65504.0f));
+        if (d < r.dim) {
+            STORE_HALF(record + 2 * d, fmax(fmin(high, 65504.0f), -65504.0f));
+            STORE_HALF(record + 2 * (r.dim + d), fmax(fmin(low, 65504.0f), -65504.0f));
+        }
     }
 }
 
@@ -187,7 +203,7 @@ static void bound_page(struct rows r, LOCAL float *x, GLOBAL uchar *records, con
 KERNEL bound_pages(BUFFER(records), BUFFER(pool), BUFFER(table), BUFFER(shifts), ulong records_stride, int table_stride, ROWS,
                    int page, int first, int n, float deviation)
 {
-    SHARED float x[MOST_DIM];
+    SHARED float x[KEY_FLOATS];
     const struct rows r = ROWS_GIVEN;
     const int head = GROUP(1);
     bound_page(r, x, AT(uchar, records) + (ulong)head * records_stride, AT(uchar, pool), AT(uint, table) + head * table_stride,
@@ -213,104 +229,217 @@ KERNEL move_pages(BUFFER(copies), BUFFER(packed), BUFFER(places), ulong at, int 
 
 /* ---------------------------------------------------------------------------------------------------- scores */
 
-/* The score of a page for q[dim]: the sum, or with by_max the highest, over d of max(q_d max_d, q_d min_d). */
-static float score_page(const GLOBAL uchar *record, const GLOBAL float *q, int dim, int by_max)
+/* What rows of query heads that share a list become (combine_rows), in bits: their mean, else their highest; standard scores, else
+ * logarithms of their softmax. */
+#define BY_MEAN 1
+#define BY_ZSCORE 2
+
+/* Of each query head and block of its scores, two numbers: the highest scaled one and the sum of exp of how far all are from it, or
+ * by BY_ZSCORE their mean and the sum of squares of how far they are from it. NULL where no rows are combined. */
+#define STATS BUFFER(stats), float scale, int by
+
+/* x[n_heads][stride]: scores that the group shares, of which each head has n; to[n_heads]: to_stride apart. some[THREADS]. */
+static void note_stats(const LOCAL float *x, LOCAL float *some, GLOBAL float *to, ulong to_stride, int n_heads, int stride, int n,
+                       float scale, int by)
 {
-    float score = by_max ? -INFINITY : 0.0f;
-    for (int d = 0; d < dim; d++) {
-        const float bound = fmax(q[d] * LOAD_HALF(record + 2 * d), q[d] * LOAD_HALF(record + 2 * (dim + d)));
-        score = by_max ? fmax(score, bound) : score + bound;
+    const int lanes = THREADS / MOST_HEADS, head = THREAD / lanes, lane = THREAD % lanes, z = by & BY_ZSCORE;
+    const int end = head < n_heads ? n : 0;
+    float first = z ? 0.0f : -INFINITY, second = 0;
+    BARRIER();
+    for (int i = lane; i < end; i += lanes)
+        first = z ? first + x[head * stride + i] : fmax(first, x[head * stride + i] * scale);
+    some[THREAD] = first;
+    BARRIER();
+    first = some[head * lanes];
+    for (int i = 1; i < lanes; i++)
+        first = z ? first + some[head * lanes + i] : fmax(first, some[head * lanes + i]);
+    first = z ? first / (float)n : first;
+    BARRIER();
+    for (int i = lane; i < end; i += lanes) {
+        const float off = z ? x[head * stride + i] - first : exp(x[head * stride + i] * scale - first);
+        second += z ? off * off : off;
     }
-    return score;
+    some[THREAD] = second;
+    BARRIER();
+    if (lane == 0 && head < n_heads) {
+        for (int i = 1; i < lanes; i++)
+            second += some[head * lanes + i];
+        to[(ulong)head * to_stride] = first;
+        to[(ulong)head * to_stride + 1] = second;
+    }
 }
 
-/* scores[head][i] of query heads for pages. Groups: blocks of THREADS pages x n_heads; group: query heads of a KV head. */
-KERNEL score_pages(BUFFER(scores), BUFFER(q), BUFFER(records), ulong score_stride, ulong records_stride, int dim, int group, int n,
-                   int by_max)
+/* A score for each thread, of one query head: those of blocks of THREADS units. */
+#define NOTE_STATS(x, some, head, score, n_blocks, n)                                                                              \
+    do {                                                                                                                           \
+        x[THREAD] = score;                                                                                                         \
+        note_stats(x, some, AT(float, stats) + ((head) * (n_blocks) + GROUP(0)) * 2, 0, GIVEN(stats), 0,                           \
+                   (n) - GROUP(0) * THREADS < THREADS ? (n) - GROUP(0) * THREADS : THREADS, scale, by);                            \
+    } while (0)
+
+/* Scores of pages: of each, for q[dim], the sum, or with by_max the highest, over d of max(q_d max_d, q_d min_d). PAGE_LANES
+ * threads read a record together, of two pages at a time, for all query heads of a KV head that a group has.
+ *
+ * k, v [n_kv_heads][dim], which may be NULL: first they are appended as slot n - 1, and the pages from `stale` on, of which one is
+ * the last, are bounded (TinyServe's Algorithm 1, arXiv 2509.12211). Groups: blocks of PAGES pages x query heads by n_q. */
+#define PAGE_LANES 8
+#define PAGES (2 * THREADS / PAGE_LANES)
+KERNEL score_pages(BUFFER(scores), BUFFER(q), BUFFER(records), BUFFER(k), BUFFER(v), BUFFER(pool), BUFFER(table), BUFFER(shifts),
+                   STATS, ulong score_stride, ulong records_stride, int table_stride, ROWS, int group, int n_q, int n, int stale,
+                   int page, float deviation, int by_max)
 {
-    const int p = GROUP(0) * THREADS + THREAD, head = GROUP(1);
-    if (p >= n)
-        return;
-    const GLOBAL uchar *record = AT(uchar, records) + (ulong)(head / group) * records_stride + (ulong)p * (ulong)(4 * dim);
-    AT(float, scores)[(ulong)head * score_stride + (ulong)p] = score_page(record, AT(float, q) + head * dim, dim, by_max);
+    SHARED float x[KEY_FLOATS]; /* keys, later query heads */
+    SHARED float part[MOST_HEADS * PAGES * PAGE_LANES];
+    SHARED float score[MOST_HEADS * PAGES];
+    SHARED float some[THREADS];
+    const struct rows r = ROWS_GIVEN;
+    const int first = GROUP(0) * PAGES, n_pages = (n + page - 1) / page, head = GROUP(1) * n_q, kv_head = head / group;
+    const int end = first + PAGES < n_pages ? first + PAGES : n_pages, lane = THREAD % PAGE_LANES;
+    GLOBAL uchar *record = AT(uchar, records) + (ulong)kv_head * records_stride;
+    if (GIVEN(k) && stale < end) {
+        const GLOBAL uint *own = AT(uint, table) + kv_head * table_stride;
+        const GLOBAL float *shift = SHIFT_OF(kv_head);
+        const uint row = row_at(r, own, (uint)(n - 1));
+        int p = stale > first ? stale : first;
+        append_row(r, x, end == n_pages ? AT(uchar, pool) + (ulong)row * (ulong)(2 * row_bytes) : 0, AT(float, k) + kv_head * dim,
+                   AT(float, v) + kv_head * dim, shift);
+        do
+            bound_page(r, x, record, AT(uchar, pool), own, shift, page, p, n, deviation);
+        while (++p < end);
+        BARRIER();
+    }
+    for (int i = THREAD; i < n_q * dim; i += THREADS)
+        x[i] = AT(float, q)[head * dim + i];
+    BARRIER();
+    const int p0 = first + THREAD / PAGE_LANES, p1 = p0 + THREADS / PAGE_LANES;
+    const GLOBAL uchar *record0 = record + (ulong)(p0 < end ? p0 : end - 1) * (ulong)(4 * dim);
+    const GLOBAL uchar *record1 = record + (ulong)(p1 < end ? p1 : end - 1) * (ulong)(4 * dim);
+    float acc[MOST_HEADS][2];
+    for (int h = 0; h < MOST_HEADS; h++)
+        acc[h][0] = acc[h][1] = by_max ? -INFINITY : 0.0f;
+    for (int d = 8 * lane; d < dim; d += 8 * PAGE_LANES) {
+        float bounds[4][8];
+        UNROLL for (int j = 0; j < 4; j++) {
+            uint w[4];
+            load_bytes(w, (j < 2 ? record0 : record1) + 2 * (d + j % 2 * dim), 16);
+            for (int i = 0; i < 8; i++)
+                bounds[j][i] = HALF_TO_FLOAT(w[i / 2] >> i % 2 * 16 & 0xffff);
+        }
+        UNROLL for (int h = 0; h < MOST_HEADS; h++)
+            if (h < n_q)
+                for (int i = 0; i < 8; i++)
+                    if (d + i < dim) {
+                        const float own = x[h * dim + d + i];
+                        const float score0 = fmax(own * bounds[0][i], own * bounds[1][i]);
+                        const float score1 = fmax(own * bounds[2][i], own * bounds[3][i]);
+                        acc[h][0] = by_max ? fmax(acc[h][0], score0) : acc[h][0] + score0;
+                        acc[h][1] = by_max ? fmax(acc[h][1], score1) : acc[h][1] + score1;
+                    }
+    }
+    UNROLL for (int h = 0; h < MOST_HEADS; h++)
+        if (h < n_q) {
+            part[(h * PAGES + THREAD / PAGE_LANES) * PAGE_LANES + lane] = acc[h][0];
+            part[(h * PAGES + THREAD / PAGE_LANES + THREADS / PAGE_LANES) * PAGE_LANES + lane] = acc[h][1];
+        }
+    BARRIER();
+    for (int i = THREAD; i < n_q * PAGES; i += THREADS) {
+        const int p = first + i % PAGES;
+        float all = part[i * PAGE_LANES];
+        for (int j = 1; j < PAGE_LANES; j++)
+            all = by_max ? fmax(all, part[i * PAGE_LANES + j]) : all + part[i * PAGE_LANES + j];
+        score[i] = all;
+        if (p < end)
+            AT(float, scores)[(ulong)(head + i / PAGES) * score_stride + (ulong)p] = all;
+    }
+    const ulong n_blocks = (ulong)((n_pages + PAGES - 1) / PAGES);
+    note_stats(score, some, AT(float, stats) + ((ulong)head * n_blocks + (ulong)GROUP(0)) * 2, 2 * n_blocks, GIVEN(stats) ? n_q : 0,
+               PAGES, end - first, scale, by);
 }
 
 /* scores[head][i] = q . key, less q . shift, of slot first + i, or where an order is given (evict.cl) of order[first + i]. Groups:
  * blocks of THREADS slots x n_heads. */
-KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER(order), ulong score_stride, int table_stride, ROWS,
-                  int group, int first, int n)
+KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER(order), STATS, ulong score_stride,
+                  int table_stride, ROWS, int group, int first, int n)
 {
     SHARED float x[MOST_DIM];
+    SHARED float some[THREADS];
     const struct rows r = ROWS_GIVEN;
-    const int i = GROUP(0) * THREADS + THREAD, head = GROUP(1);
+    const int i = GROUP(0) * THREADS + THREAD, head = GROUP(1), n_blocks = (n + THREADS - 1) / THREADS;
     for (int d = THREAD; d < dim; d += THREADS)
         x[d] = AT(float, q)[head * dim + d];
     hadamard(r, x, dim);
-    if (i >= n)
-        return;
     const GLOBAL uint *own = AT(uint, table) + head / group * table_stride;
-    const uint slot = GIVEN(order) ? AT(uint, order)[head / group * table_stride + first + i] : (uint)(first + i);
+    const int at = i < n ? first + i : first;
+    const uint slot = GIVEN(order) ? AT(uint, order)[head / group * table_stride + at] : (uint)at;
     const GLOBAL uchar *key = AT(uchar, pool) + (ulong)row_at(r, own, slot) * (ulong)(2 * row_bytes);
     float score = 0;
     for (int d = 0; d < dim; d++)
         score = fma(x[d], load_row(r, key, d), score);
-    AT(float, scores)[(ulong)head * score_stride + (ulong)i] = score;
+    if (i < n)
+        AT(float, scores)[(ulong)head * score_stride + (ulong)i] = score;
+    BARRIER();
+    NOTE_STATS(x, some, head, score, n_blocks, n);
 }
 
 /* ------------------------------------------------------------------------------------------------- selection */
 
-/* What rows of query heads that share a list become, in bits: their mean, else their highest; standard scores, else logarithms of
- * their softmax. */
-#define BY_MEAN 1
-#define BY_ZSCORE 2
-
-/* Rows of n_heads query heads -> the first of them, by BY_*: a softmax beside the head's learned sink, whose mean is the logarithm
- * of that of the shares. One row stays as it is. sinks may be NULL. */
-static void reduce_rows(LOCAL float *shared, GLOBAL float *rows, ulong stride, const GLOBAL float *sinks, int n_heads, int n,
-                        float scale, int by)
+/* Rows of n_heads query heads -> the first of them, by BY_*: a softmax beside the head's learned sink, whose mean is the
+ * logarithm of that of the shares. Their stats are of n_blocks blocks of `block` scores. sinks may be NULL. Groups: blocks of
+ * THREADS scores x lists. */
+KERNEL combine_rows(BUFFER(scores), BUFFER(sinks), STATS, ulong score_stride, int n_heads, int block, int n)
 {
-    float shift[MOST_HEADS];
-    const int zscores = by & BY_ZSCORE, mean = by & BY_MEAN;
-    int h = 0;
-    if (n_heads == 1)
-        n = 0;
-    if (zscores)
-        scale = 1;
-    do {
-        GLOBAL float *x = rows + (ulong)h * stride;
-        float max = -INFINITY, sum = 0, squares = 0;
-        for (int i = THREAD; i < n; i += THREADS)
-            max = fmax(max, x[i]);
-        max = group_max(shared, max) * scale;
-        for (int i = THREAD; i < n; i += THREADS)
-            sum += zscores ? x[i] - max : exp(x[i] * scale - max);
-        sum = group_sum(shared, sum);
-        const float middle = max + sum / (float)n;
-        for (int i = THREAD; i < n && zscores; i += THREADS) {
-            x[i] -= middle;
-            squares = fma(x[i], x[i], squares);
+    SHARED float some[THREADS];
+    SHARED float shift[MOST_HEADS];
+    SHARED float factor[MOST_HEADS];
+    const int lanes = THREADS / MOST_HEADS, head = THREAD / lanes, lane = THREAD % lanes, z = by & BY_ZSCORE, mean = by & BY_MEAN;
+    const int n_blocks = (n + block - 1) / block, end = head < n_heads ? n_blocks : 0, i = GROUP(0) * THREADS + THREAD;
+    const GLOBAL float *own = AT(float, stats) + (ulong)(GROUP(1) * n_heads + (end > 0 ? head : 0)) * (ulong)(2 * n_blocks);
+    GLOBAL float *rows = AT(float, scores) + (ulong)(GROUP(1) * n_heads) * score_stride + (ulong)i;
+    float first = z ? 0.0f : -INFINITY, second = 0;
+    for (int b = lane; b < end; b += lanes)
+        first = z ? fma(own[2 * b], (float)(n - b * block < block ? n - b * block : block), first) : fmax(first, own[2 * b]);
+    some[THREAD] = first;
+    BARRIER();
+    first = some[head * lanes];
+    for (int j = 1; j < lanes; j++)
+        first = z ? first + some[head * lanes + j] : fmax(first, some[head * lanes + j]);
+    first = z ? first / (float)n : first;
+    BARRIER();
+    for (int b = lane; b < end; b += lanes) {
+        const float off = own[2 * b] - first, size = (float)(n - b * block < block ? n - b * block : block);
+        second += z ? fma(off * off, size, own[2 * b + 1]) : own[2 * b + 1] * exp(off);
+    }
+    some[THREAD] = second;
+    BARRIER();
+    if (lane == 0 && head < n_heads) {
+        for (int j = 1; j < lanes; j++)
+            second += some[head * lanes + j];
+        if (z) {
+            factor[head] = second > 0 ? 1 / sqrt(second / (float)n) : 0.0f;
+            shift[head] = first * factor[head];
+        } else {
+            const float log_sum = first + log(second), sink = GIVEN(sinks) ? AT(float, sinks)[GROUP(1) * n_heads + head] : log_sum;
+            factor[head] = scale;
+            shift[head] = GIVEN(sinks) ? fmax(log_sum, sink) + log(1 + exp(-fabs(log_sum - sink))) : log_sum;
         }
-        squares = group_sum(shared, squares);
-        for (int i = THREAD; i < n && zscores; i += THREADS)
-            x[i] = squares > 0 ? x[i] / sqrt(squares / (float)n) : 0.0f;
-        shift[h] = zscores ? 0.0f : max + log(sum);
-        if (sinks && !zscores)
-            shift[h] = fmax(shift[h], sinks[h]) + log(1 + exp(-fabs(shift[h] - sinks[h])));
-    } while (++h < n_heads);
-    for (int i = THREAD; i < n; i += THREADS) {
-        float max = -INFINITY, sum = 0;
-        for (h = 0; h < n_heads; h++)
-            max = fmax(max, rows[(ulong)h * stride + (ulong)i] * scale - shift[h]);
-        for (h = 0; h < n_heads && zscores && mean; h++)
-            sum += rows[(ulong)h * stride + (ulong)i];
-        if (mean && !zscores) { /* PoCL 6.0 with LLVM 18 aborts while it compiles this as one conditional expression */
-            for (h = 0; h < n_heads; h++)
-                sum += exp(rows[(ulong)h * stride + (ulong)i] * scale - shift[h] - max);
-            max += log(sum / (float)n_heads);
-        }
-        rows[i] = zscores && mean ? sum / (float)n_heads : max;
     }
     BARRIER();
+    if (i >= n)
+        return;
+    float own_scores[MOST_HEADS], most = -INFINITY, sum = 0;
+    for (int h = 0; h < MOST_HEADS; h++)
+        if (h < n_heads) {
+            own_scores[h] = rows[(ulong)h * score_stride] * factor[h] - shift[h];
+            most = fmax(most, own_scores[h]);
+        }
+    for (int h = 0; h < MOST_HEADS; h++)
+        if (h < n_heads && mean)
+            sum += z ? own_scores[h] : exp(own_scores[h] - most);
+    if (mean && z)
+        most = sum / (float)n_heads;
+    else if (mean)
+        most += log(sum / (float)n_heads);
+    *rows = most;
 }
 
 /* Scores of n slots -> of units of `unit` slots, in their place: the highest of each. n 0: nothing. */
@@ -337,30 +466,54 @@ static uint sortable(float f)
     return f != f ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* The k-th highest key of x[first .. end), or where an order is given of x[order[first]] and so on: the bound; k may be 0. Returns
- * how many keys that equal it are among the k. Four passes, each of which finds eight bits by a histogram of the keys that begin with
- * those found before. */
-static int kth_highest(LOCAL int *histogram, LOCAL uint *found, const GLOBAL float *x, const GLOBAL uint *order, int first, int end,
+/* The k-th highest key of x[first .. end), or where an order is given of x[order[first]] and so on: the bound; k may be 0.
+ * Returns how many keys that equal it are among the k. Four passes, each of which finds eight bits by a histogram of the keys
+ * that begin with those found before. A thread reads 16 keys at a time, and counts neighbours of one bucket together: the first
+ * bits of most scores are equal. shared[256 + SCAN_INTS]. */
+static int kth_highest(LOCAL int *shared, LOCAL uint *found, const GLOBAL float *x, const GLOBAL uint *order, int first, int end,
                        int k, uint *bound)
 {
     uint prefix = 0, mask = 0;
     int need = k;
     for (int shift = 24; shift >= 0; shift -= 8) {
+        int bucket = 0, count = 0, total;
         for (int i = THREAD; i < 256; i += THREADS)
-            histogram[i] = 0;
+            shared[i] = 0;
         BARRIER();
-        for (int i = first + THREAD; i < end; i += THREADS) {
-            const uint key = sortable(x[order ? order[i] : (uint)i]);
-            if ((key & mask) == prefix)
-                ATOMIC_ADD(&histogram[key >> shift & 255], 1);
+        for (int i = first + THREAD; i < end; i += 16 * THREADS) {
+            float some[16];
+            for (int j = 0; j < 16; j++) {
+                const int at = i + j * THREADS < end ? i + j * THREADS : i;
+                some[j] = x[order ? order[at] : (uint)at];
+            }
+            for (int j = 0; j < 16; j++) {
+                const uint key = sortable(some[j]);
+                const int own = (int)(key >> shift & 255);
+                if ((key & mask) != prefix || i + j * THREADS >= end)
+                    continue;
+                if (own != bucket && count > 0) {
+                    ATOMIC_ADD(&shared[bucket], count);
+                    count = 0;
+                }
+                bucket = own;
+                count++;
+            }
         }
+        if (count > 0)
+            ATOMIC_ADD(&shared[bucket], count);
         BARRIER();
-        if (THREAD == 0) {
-            int bucket = 255;
-            for (; bucket > 0 && histogram[bucket] < need; bucket--)
-                need -= histogram[bucket];
-            found[0] = (uint)bucket;
-            found[1] = (uint)need;
+        /* A thread has two buckets; `before`: keys of higher ones. The lowest bucket has the rest, of which there are 0 for k 0. */
+        const int high = 255 - 2 * THREAD, n_high = shared[high], n_low = shared[high - 1];
+        const int before = group_scan(shared + 256, n_high + n_low, &total);
+        if (before < need && need <= before + n_high) {
+            found[0] = (uint)high;
+            found[1] = (uint)(need - before);
+        } else if ((before + n_high < need && need <= before + n_high + n_low) || (THREAD == THREADS - 1 && total < need)) {
+            found[0] = (uint)(high - 1);
+            found[1] = (uint)(need - before - n_high);
+        } else if (need <= 0 && THREAD == 0) {
+            found[0] = 255;
+            found[1] = 0;
         }
         BARRIER();
         prefix |= found[0] << shift;
@@ -379,62 +532,70 @@ struct choice {
 };
 
 /* The ids of x's chosen units as slots, ascending; the units noted, a bit each. Returns the number of slots. Ties go to the lower
- * index. */
+ * index. A thread has eight neighbours at a time; shared as above. */
 static int choose(LOCAL int *shared, LOCAL uint *few, const GLOBAL float *x, struct choice c, GLOBAL uint *slots,
                   GLOBAL uint *noted)
 {
     const int all = c.budget >= c.n_units || c.first + c.last >= c.n_units;
     const int k = !all && c.budget - c.first - c.last > 0 ? c.budget - c.first - c.last : 0, end = c.n_units - c.last;
     uint bound;
-    const int n_words = (c.n_units + 63) / 64 * 2;
+    const int n_bytes = (c.n_units + 63) / 64 * 8;
     const int n_equal = kth_highest(shared, few, x, 0, c.first, k > 0 ? end : 0, k, &bound);
-    int n_chosen = 0, n_ties = 0, last_chosen = 0, base = 0;
+    int n_above = 0, n_ties = 0, base = 0, total;
     do {
-        const int u = base + THREAD, scored = u >= c.first && u < end;
-        const uint key = scored && u < c.n_units && k > 0 ? sortable(x[u]) : 0;
-        int total, chosen = u < c.n_units && (all || !scored || (k > 0 && key > bound));
-        const int tie = u < c.n_units && scored && k > 0 && key == bound;
-        const int rank = n_ties + group_scan(shared, tie, &total);
-        n_ties += total;
-        chosen = chosen || (tie && rank < n_equal);
-        shared[THREAD] = chosen;
-        BARRIER();
-        if (u % 32 == 0 && u / 32 < n_words) {
-            uint word = 0;
-            for (int i = 0; i < 32; i++)
-                word |= (uint)shared[THREAD + i] << i;
-            noted[u / 32] = word;
+        const int u = base + 8 * THREAD;
+        uint above = 0, ties = 0;
+        float some[8];
+        for (int i = 0; i < 8; i++)
+            some[i] = x[u + i < c.n_units && k > 0 ? u + i : 0];
+        for (int i = 0; i < 8; i++) {
+            const int scored = u + i >= c.first && u + i < end;
+            const uint key = sortable(some[i]);
+            above |= (uint)(u + i < c.n_units && (all || !scored || (k > 0 && key > bound))) << i;
+            ties |= (uint)(u + i < end && scored && k > 0 && key == bound && !all) << i;
         }
-        last_chosen = shared[(c.n_units - 1 - base) % THREADS];
-        BARRIER();
-        const int place = n_chosen + group_scan(shared, chosen, &total);
-        n_chosen += total;
-        for (int i = 0; i < c.unit && chosen; i++)
-            if (u * c.unit + i < c.n)
-                slots[place * c.unit + i] = (uint)(u * c.unit + i);
-        BARRIER();
-        base += THREADS;
-    } while (base < c.n_units);
-    return n_chosen * c.unit - (last_chosen ? c.n_units * c.unit - c.n : 0);
+        int own_above = 0, own_ties = 0;
+        for (int i = 0; i < 8; i++) {
+            own_above += (int)(above >> i & 1);
+            own_ties += (int)(ties >> i & 1);
+        }
+        const int before = group_scan(shared, own_above | own_ties << 16, &total);
+        int rank = n_ties + (before >> 16), place = n_above + (before & 0xffff) + (rank < n_equal ? rank : n_equal);
+        for (int i = 0; i < 8; i++) {
+            const int tie = (int)(ties >> i & 1);
+            above |= (uint)(tie && rank < n_equal) << i;
+            rank += tie;
+            if (above >> i & 1) {
+                for (int j = 0; j < c.unit && (u + i) * c.unit + j < c.n; j++)
+                    slots[place * c.unit + j] = (uint)((u + i) * c.unit + j);
+                place++;
+            }
+        }
+        if (u / 8 < n_bytes)
+            ((GLOBAL uchar *)noted)[u / 8] = (uchar)above;
+        if (c.n_units - 1 - u >= 0 && c.n_units - 1 - u < 8)
+            few[0] = above >> (c.n_units - 1 - u) & 1;
+        n_above += total & 0xffff;
+        n_ties += total >> 16;
+        base += 8 * THREADS;
+    } while (base / 8 < n_bytes);
+    BARRIER();
+    return (n_above + (n_ties < n_equal ? n_ties : n_equal)) * c.unit - (few[0] ? c.n_units * c.unit - c.n : 0);
 }
 
-/* Scores of a list's n_heads query heads -> the list. pool: a unit has the highest of its slots' scores; else it has one score.
- * Groups: n_lists. */
-KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted), BUFFER(sinks), ulong score_stride,
-                    ulong list_stride, ulong noted_stride, int n_heads, int n_units, int budget, int first, int last, int unit,
-                    int n, float scale, int by, int pool)
+/* Scores of a list, of which its n_heads query heads have the first one's row -> the list. pool: a unit has the highest of its
+ * slots' scores; else it has one score. Groups: n_lists. */
+KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted), ulong score_stride, ulong list_stride,
+                    ulong noted_stride, int n_heads, int n_units, int budget, int first, int last, int unit, int n, int pool)
 {
-    SHARED float floats[THREADS];
-    SHARED int ints[256];
-    SHARED uint few[THREADS / 32];
+    SHARED int ints[256 + SCAN_INTS];
+    SHARED uint few[2];
     const struct choice c = {n_units, budget, first, last, unit, n};
     const int list = GROUP(0);
-    GLOBAL float *rows = AT(float, scores) + (ulong)(list * n_heads) * score_stride;
-    reduce_rows(floats, rows, score_stride, GIVEN(sinks) ? AT(float, sinks) + list * n_heads : 0, n_heads, pool ? n : n_units,
-                scale, by);
-    pool_units(rows, pool ? n : 0, unit);
+    GLOBAL float *row = AT(float, scores) + (ulong)(list * n_heads) * score_stride;
+    pool_units(row, pool ? n : 0, unit);
     const int count =
-        choose(ints, few, rows, c, AT(uint, slots) + (ulong)list * list_stride, AT(uint, noted) + (ulong)list * noted_stride);
+        choose(ints, few, row, c, AT(uint, slots) + (ulong)list * list_stride, AT(uint, noted) + (ulong)list * noted_stride);
     if (THREAD == 0)
         AT(int, counts)[list] = count;
 }
@@ -442,7 +603,7 @@ KERNEL choose_units(BUFFER(scores), BUFFER(slots), BUFFER(counts), BUFFER(noted)
 /* The list of an earlier step and the units from `fresh` on. Groups: n_lists. */
 KERNEL repeat(BUFFER(slots), BUFFER(counts), BUFFER(noted), ulong list_stride, ulong noted_stride, int fresh, int unit, int n)
 {
-    SHARED int shared[THREADS];
+    SHARED int shared[SCAN_INTS];
     const int n_units = (n + unit - 1) / unit, list = GROUP(0);
     GLOBAL uint *bits = AT(uint, noted) + (ulong)list * noted_stride, *to = AT(uint, slots) + (ulong)list * list_stride;
     int n_slots = 0, total;
@@ -460,156 +621,4 @@ KERNEL repeat(BUFFER(slots), BUFFER(counts), BUFFER(noted), ulong list_stride, u
     }
     if (THREAD == 0)
         AT(int, counts)[list] = n_slots;
-}
-
-/* ------------------------------------------------------------------------------------------------- attention */
-
-/* Heads and rows that attention over a list goes by. */
-struct attention {
-    struct rows rows;
-    int n_q;              /* query heads of this group, of one KV head */
-    float scale, softcap; /* softcap 0: none */
-};
-
-/* What a group shares while it attends. */
-struct attending {
-    LOCAL float *q;    /* [MOST_HEADS][dim] scaled, as stored keys meet them */
-    LOCAL float *s;    /* [MOST_HEADS][SLICE] */
-    LOCAL float *some; /* [THREADS] */
-    LOCAL uint *rows;  /* [SLICE] */
-};
-
-static void load_queries(struct attending g, struct attention a, const GLOBAL float *q)
-{
-    for (int i = THREAD; i < a.n_q * a.rows.dim; i += THREADS)
-        g.q[i] = q[i] * a.scale;
-    hadamard(a.rows, g.q, a.n_q * a.rows.dim);
-}
-
-/* Attention over m <= SLICE slots: those of a list, or (NULL) first, first + 1, ...: partial[n_q][partial_stride] gets the sum of
- * weighted values, behind it the highest score and the sum of weights. */
-static void attend_slice(struct attending g, struct attention a, const GLOBAL uchar *pool, const GLOBAL uint *table,
-                         const GLOBAL uint *slots, int first, int m, GLOBAL float *partial, ulong partial_stride)
-{
-    const int lanes = THREADS / MOST_HEADS, head = THREAD / lanes, lane = THREAD % lanes, dim = a.rows.dim;
-    float acc[MOST_HEADS], max = -INFINITY, sum = 0;
-    for (int t = THREAD; t < m; t += THREADS) {
-        g.rows[t] = row_at(a.rows, table, slots ? slots[t] : (uint)(first + t));
-        const GLOBAL uchar *key = pool + (ulong)g.rows[t] * (ulong)(2 * a.rows.bytes);
-        for (int h = 0; h < MOST_HEADS; h++)
-            acc[h] = 0;
-        for (int d = 0; d < dim; d++) {
-            const float k = load_row(a.rows, key, d);
-            for (int h = 0; h < a.n_q; h++)
-                acc[h] = fma(k, g.q[h * dim + d], acc[h]);
-        }
-        for (int h = 0; h < a.n_q; h++)
-            g.s[h * SLICE + t] = a.softcap > 0 ? a.softcap * tanh(acc[h] / a.softcap) : acc[h];
-    }
-    BARRIER();
-    for (int t = lane; t < m && head < a.n_q; t += lanes)
-        max = fmax(max, g.s[head * SLICE + t]);
-    g.some[THREAD] = max;
-    BARRIER();
-    for (int i = 0; i < lanes; i++)
-        max = fmax(max, g.some[head * lanes + i]);
-    BARRIER();
-    for (int t = lane; t < m && head < a.n_q; t += lanes) {
-        const float weight = exp(g.s[head * SLICE + t] - max);
-        g.s[head * SLICE + t] = weight;
-        sum += weight;
-    }
-    g.some[THREAD] = sum;
-    BARRIER();
-    if (lane == 0 && head < a.n_q) {
-        for (int i = 1; i < lanes; i++)
-            sum += g.some[head * lanes + i];
-        partial[(ulong)head * partial_stride + (ulong)dim] = max;
-        partial[(ulong)head * partial_stride + (ulong)dim + 1] = sum;
-    }
-    for (int d = THREAD; d < dim; d += THREADS) {
-        for (int h = 0; h < MOST_HEADS; h++)
-            acc[h] = 0;
-        for (int t = 0; t < m; t++) {
-            const float v = load_row(a.rows, pool + (ulong)g.rows[t] * (ulong)(2 * a.rows.bytes) + a.rows.bytes, d);
-            for (int h = 0; h < a.n_q; h++)
-                acc[h] = fma(g.s[h * SLICE + t], v, acc[h]);
-        }
-        for (int h = 0; h < a.n_q; h++)
-            partial[(ulong)h * partial_stride + (ulong)d] = acc[h];
-    }
-    BARRIER();
-}
-
-/* The highest score of a query head, and the sum of weights that it makes 1. */
-struct total {
-    float max, sum;
-};
-
-/* out[dim] of a query head from its slices, dim + 2 numbers each; sink: a logit beside the tokens' (-INFINITY: none). */
-static struct total merge_slices(const GLOBAL float *partial, int n_slices, int dim, float sink, GLOBAL float *out)
-{
-    float max = sink, sum = 0;
-    for (int i = 0; i < n_slices; i++)
-        max = fmax(max, partial[(ulong)i * (ulong)(dim + 2) + (ulong)dim]);
-    sum = sink > -INFINITY ? exp(sink - max) : 0.0f;
-    for (int i = 0; i < n_slices; i++)
-        sum = fma(partial[(ulong)i * (ulong)(dim + 2) + (ulong)dim + 1],
-                  exp(partial[(ulong)i * (ulong)(dim + 2) + (ulong)dim] - max), sum);
-    for (int d = THREAD; d < dim; d += THREADS) {
-        float acc = 0;
-        for (int i = 0; i < n_slices; i++)
-            acc = fma(partial[(ulong)i * (ulong)(dim + 2) + (ulong)d], exp(partial[(ulong)i * (ulong)(dim + 2) + (ulong)dim] - max),
-                      acc);
-        out[d] = acc / sum;
-    }
-    const struct total total = {max, sum};
-    return total;
-}
-
-/* How many slots query row `row` attends to, and from which on: list `list`, or without lists the `window` newest of those up to
- * the row's own, which is slot own + row. */
-#define COUNT_OF(row, list)                                                                                                        \
-    const int n_seen = own + (row) + 1, first = GIVEN(counts) || n_seen < window ? 0 : n_seen - window,                            \
-              count = GIVEN(counts) ? AT(int, counts)[list] : n_seen - first
-
-/* partial[row][head][slice][dim + 2]. Groups: query heads by n_q x slices x rows. list_heads: query heads of a list. */
-KERNEL attend(BUFFER(partial), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER(slots), BUFFER(counts), ulong list_stride,
-              int table_stride, int n_heads, int group, int list_heads, int n_q, ROWS, float softcap, int own, int window,
-              int n_slices)
-{
-    SHARED float queries[MOST_HEADS * MOST_DIM];
-    SHARED float weights[MOST_HEADS * SLICE];
-    SHARED float some[THREADS];
-    SHARED uint rows[SLICE];
-    const struct attending g = {queries, weights, some, rows};
-    const struct attention a = {ROWS_GIVEN, n_q, 1 / sqrt((float)dim), softcap};
-    const int head = GROUP(0) * n_q, slice = GROUP(1), row = GROUP(2), list = head / list_heads;
-    COUNT_OF(row, list);
-    const int left = count - slice * SLICE, m = left < SLICE ? left : SLICE;
-    if (m <= 0)
-        return;
-    load_queries(g, a, AT(float, q) + (ulong)(row * n_heads + head) * (ulong)dim);
-    attend_slice(g, a, AT(uchar, pool), AT(uint, table) + head / group * table_stride,
-                 GIVEN(slots) ? AT(uint, slots) + (ulong)list * list_stride + (ulong)(slice * SLICE) : 0, first + slice * SLICE, m,
-                 AT(float, partial) + ((ulong)(row * n_heads + head) * (ulong)n_slices + (ulong)slice) * (ulong)(dim + 2),
-                 (ulong)n_slices * (ulong)(dim + 2));
-}
-
-/* out[row][head][dim]. Behind the first slice's values its total is left (struct total). Groups: n_heads x rows. */
-KERNEL merge(BUFFER(out), BUFFER(partial), BUFFER(counts), BUFFER(sinks), int list_heads, int dim, int n_heads, int own, int window,
-             int n_slices)
-{
-    const int head = GROUP(0), row = GROUP(1);
-    const ulong at = (ulong)(row * n_heads + head);
-    COUNT_OF(row, head / list_heads);
-    (void)first;
-    GLOBAL float *own_partial = AT(float, partial) + at * (ulong)n_slices * (ulong)(dim + 2);
-    const struct total total = merge_slices(own_partial, (count + SLICE - 1) / SLICE, dim,
-                                            GIVEN(sinks) ? AT(float, sinks)[head] : -INFINITY, AT(float, out) + at * (ulong)dim);
-    BARRIER();
-    if (THREAD == 0) {
-        own_partial[dim] = total.max;
-        own_partial[dim + 1] = total.sum;
-    }
 }

@@ -159,15 +159,54 @@ static bool one_row(const struct butler_plan *plan)
     return plan->reduction.rows == BUTLER_ROWS_COMBINED;
 }
 
+/* The most query heads of a KV head whose queries, n_floats in all, a group of threads can have: a divisor of their number. */
+static int heads_together(int group, int dim, int n_floats)
+{
+    int n = BUTLER_MIN(BUTLER_MIN(group, GPU_MOST_HEADS), n_floats / dim);
+    while (group % n != 0)
+        n--;
+    return n;
+}
+
+/* Rows of scores that a list's heads have. */
+static int rows_of(const struct butler_layer_state *state)
+{
+    return one_row(state->plan) ? 1 : butler_list_heads(state->plan->share, state->n_heads / state->kv->n_kv_heads);
+}
+
+static double scale_of(const struct butler_layer_state *state)
+{
+    return (double)(1 / sqrtf((float)state->kv->head_dim));
+}
+
+static int combined_by(const struct butler_plan *plan)
+{
+    return (int)plan->reduction.mean | (int)plan->reduction.zscores << 1;
+}
+
+/* STATS of cache.cl: where attention puts its slices later. */
+#define STATS_OF(state) rows_of(state) > 1 ? (state)->work->block : NULL, scale_of(state), combined_by((state)->plan)
+
 static void score_predicted(const struct layer *l)
 {
     const struct butler_layer_state *state = l->state;
     const int d = state->shape->predicted_dim, together = one_row(state->plan) ? l->group : 1;
     butler_gpu_launch(l->gpu, GPU_score_predicted, BUTLER_CEIL_DIV(l->n, GPU_THREADS), state->n_heads / together, 1,
                       state->work->scores, butler_predict_queries(l->kv->predict, state->layer), l->head->records,
-                      (uint64_t)state->work->score_stride * (uint64_t)together, (uint64_t)l->kv->records_stride, d,
-                      predicted_bits(state->plan), state->shape->predicted_keys, l->group, together, l->n,
+                      STATS_OF(l->state), (uint64_t)state->work->score_stride * (uint64_t)together, (uint64_t)l->kv->records_stride,
+                      d, predicted_bits(state->plan), state->shape->predicted_keys, l->group, together, l->n,
                       together > 1 ? 1.0 : (double)sqrtf((float)l->kv->head_dim / (float)d));
+}
+
+/* Where k is given, it and v are appended, and the pages from `stale` on are bounded, before that. */
+static void score_pages(const struct layer *l, const float *q, const float *k, const float *v, int stale)
+{
+    const struct butler_workspace *work = l->state->work;
+    const int page = l->kv->record_slots, n_q = heads_together(l->group, l->kv->head_dim, GPU_KEY_FLOATS);
+    butler_gpu_launch(l->gpu, GPU_score_pages, BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(l->n, page), GPU_PAGES), l->state->n_heads / n_q, 1,
+                      work->scores, q, l->head->records, k, v, l->pool, l->head->table, l->shifts, STATS_OF(l->state),
+                      (uint64_t)work->score_stride, (uint64_t)l->kv->records_stride, l->table_stride, ROWS_OF(l), l->group, n_q,
+                      l->n, stale, page, deviation_of(l->state->plan), scores_by_max(l->state->plan));
 }
 
 static void gpu_score(struct butler_backend *backend, const struct butler_layer_state *state, const float *q, bool bounds)
@@ -177,20 +216,18 @@ static void gpu_score(struct butler_backend *backend, const struct butler_layer_
     const int n = BUTLER_CEIL_DIV(l.n, state->plan->score_slots), blocks = BUTLER_CEIL_DIV(n, GPU_THREADS);
     (void)bounds; /* check_plan refuses scan= */
     if (bounds_pages(state->plan))
-        butler_gpu_launch(l.gpu, GPU_score_pages, blocks, state->n_heads, 1, work->scores, q, l.head->records,
-                          (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n,
-                          scores_by_max(state->plan));
+        score_pages(&l, q, NULL, NULL, 0);
     else if (sums_attention(state->plan))
         butler_gpu_launch(l.gpu, GPU_score_sums, blocks, state->n_heads, 1, work->scores, l.head->records,
                           (uint64_t)work->score_stride, sums_stride(&l), l.group, n, state->plan->values[0] == 2);
     else if (has_predicted(state->plan))
         score_predicted(&l);
     else if (has_bits(state->plan))
-        butler_gpu_launch(l.gpu, GPU_score_bits, blocks, state->n_heads, 1, work->scores, q, l.head->records,
+        butler_gpu_launch(l.gpu, GPU_score_bits, blocks, state->n_heads, 1, work->scores, q, l.head->records, STATS_OF(state),
                           (uint64_t)work->score_stride, (uint64_t)l.kv->records_stride, l.kv->head_dim, l.group, n);
     else
         butler_gpu_launch(l.gpu, GPU_score_keys, blocks, state->n_heads, 1, work->scores, q, l.pool, l.head->table, NULL,
-                          (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group, 0, n);
+                          STATS_OF(state), (uint64_t)work->score_stride, l.table_stride, ROWS_OF(&l), l.group, 0, n);
     const uint64_t bytes = l.kv->record_slots > 0 ? (uint64_t)BUTLER_CEIL_DIV(l.n, l.kv->record_slots) * l.kv->record_bytes
                                                   : (uint64_t)n * l.kv->row_bytes;
     state->traffic->metric_bytes += bytes * (uint64_t)l.kv->n_kv_heads;
@@ -218,15 +255,19 @@ static void count_lists(const struct butler_layer_state *state, const struct but
 static void gpu_select(struct butler_backend *backend, const struct butler_layer_state *state, const float *q,
                        const struct butler_selecting *selecting, const struct butler_lists *lists)
 {
+    struct butler_gpu *gpu = (struct butler_gpu *)backend;
     const struct butler_choice *c = &selecting->choice;
-    const struct butler_reduction *r = &state->plan->reduction;
-    const int n_heads = state->n_heads / lists->n_lists, n_rows = one_row(state->plan) ? 1 : n_heads;
+    const bool pools = state->plan->reduction.pool > 1;
+    const int n_scores = pools ? selecting->n : c->n_units, n_heads = state->n_heads / lists->n_lists;
+    const uint64_t stride = (uint64_t)state->work->score_stride;
     (void)q;
-    butler_gpu_launch((struct butler_gpu *)backend, GPU_choose_units, lists->n_lists, 1, 1, state->work->scores, lists->memory,
-                      lists->n, noted_of(state), state->sinks, (uint64_t)state->work->score_stride * (uint64_t)(n_heads / n_rows),
-                      (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words), n_rows, c->n_units, c->budget, c->first,
-                      c->last, state->plan->unit, selecting->n, (double)(1 / sqrtf((float)state->kv->head_dim)),
-                      (int)r->mean | (int)r->zscores << 1, r->pool > 1);
+    if (rows_of(state) > 1)
+        butler_gpu_launch(gpu, GPU_combine_rows, BUTLER_CEIL_DIV(n_scores, GPU_THREADS), lists->n_lists, 1, state->work->scores,
+                          state->sinks, STATS_OF(state), stride, n_heads, bounds_pages(state->plan) ? GPU_PAGES : GPU_THREADS,
+                          n_scores);
+    butler_gpu_launch(gpu, GPU_choose_units, lists->n_lists, 1, 1, state->work->scores, lists->memory, lists->n, noted_of(state),
+                      stride, (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words), n_heads, c->n_units, c->budget,
+                      c->first, c->last, state->plan->unit, selecting->n, pools);
     count_lists(state, selecting, lists->n_lists, selecting->n);
 }
 
@@ -265,15 +306,6 @@ static void gpu_compact(struct butler_backend *backend, const struct butler_laye
 
 /* --------------------------------------------------------------------------------------------------- attention */
 
-/* The most query heads of a KV head that a group attends for: a divisor of their number. */
-static int heads_together(int group)
-{
-    int n = BUTLER_MIN(group, GPU_MOST_HEADS);
-    while (group % n != 0)
-        n--;
-    return n;
-}
-
 /* The metric sees the attention of rows [first, n) of q to all slots up to their own, own + the row. */
 static void observe(const struct layer *l, const float *q, int own, int first, int n, int n_slices)
 {
@@ -294,7 +326,8 @@ static void attend_rows(const struct layer *l, const float *q, float *out, int n
     const struct butler_layer_state *state = l->state;
     const struct butler_workspace *work = state->work;
     const int dim = l->kv->head_dim, n_heads = state->n_heads, n_slices = BUTLER_CEIL_DIV(most, GPU_SLICE);
-    const int list_heads = lists ? n_heads / lists->n_lists : l->group, n_q = heads_together(BUTLER_MIN(list_heads, l->group));
+    const int list_heads = lists ? n_heads / lists->n_lists : l->group,
+              n_q = heads_together(BUTLER_MIN(list_heads, l->group), dim, GPU_KEY_FLOATS);
     const size_t row = (size_t)n_heads * (size_t)dim, partial = (size_t)n_slices * (size_t)n_heads * (size_t)(dim + 2);
     const int at_once = (int)BUTLER_MIN(BUTLER_MAX(work->block_floats / partial, 1), GPU_MOST_GROUPS);
     for (int first = 0, m; first < n; first += m) {
@@ -338,28 +371,21 @@ static void gpu_attend(struct butler_backend *backend, const struct butler_layer
         count_pairs(&l, l.kv->n_kv_heads, n_newest);
 }
 
-/* Algorithm 1 of TinyServe: all of a KV head's step in one group of threads. */
+/* Algorithm 1 of TinyServe: the new row, its page's bounds and all pages' scores in one launch. */
 static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span)
 {
     const struct butler_layer_state *state = &span->state;
-    const struct butler_workspace *work = state->work;
-    const struct butler_plan *plan = state->plan;
-    const struct butler_choice *c = &span->selecting[0].choice;
     const struct layer l = layer_of(backend, state);
     const struct butler_lists lists = butler_lists_of(state, 0);
-    const int n_kv_heads = l.kv->n_kv_heads, page = plan->unit, from = state->summarise_from;
-    if (!plan->fused || !span->selects || !bounds_pages(plan) || lists.n_lists != n_kv_heads || l.group > GPU_MOST_HEADS)
+    const int from = state->summarise_from;
+    if (!state->plan->fused || !span->selects || !bounds_pages(state->plan) || lists.n_lists != l.kv->n_kv_heads ||
+        l.group > GPU_MOST_HEADS)
         return false;
-    butler_gpu_launch(l.gpu, GPU_retrieve_pages, n_kv_heads, 1, 1, span->out, span->q, span->k, span->v, l.pool, l.head->table,
-                      l.head->records, work->scores, lists.memory, lists.n, noted_of(state), state->sinks, work->block, l.shifts,
-                      (uint64_t)l.kv->records_stride, (uint64_t)work->score_stride, (uint64_t)lists.stride,
-                      (uint64_t)(2 * state->selection->words), l.table_stride, ROWS_OF(&l), l.group, l.n,
-                      BUTLER_MIN(from, l.n - 1) / page, page, c->budget, c->first, c->last,
-                      (double)(1 / sqrtf((float)l.kv->head_dim)), (double)state->softcap, deviation_of(plan), scores_by_max(plan),
-                      plan->reduction.mean, BUTLER_CEIL_DIV(l.n, GPU_SLICE));
+    score_pages(&l, span->q, span->k, span->v, BUTLER_MIN(from, l.n - 1) / state->plan->unit);
     count_recorded(&l, from);
-    state->traffic->metric_bytes += (uint64_t)c->n_units * (uint64_t)n_kv_heads * l.kv->record_bytes;
-    count_lists(state, &span->selecting[0], n_kv_heads, l.n);
+    state->traffic->metric_bytes += (uint64_t)span->selecting[0].choice.n_units * (uint64_t)l.kv->n_kv_heads * l.kv->record_bytes;
+    gpu_select(backend, state, span->q, &span->selecting[0], &lists);
+    attend_rows(&l, span->q, span->out, 1, &lists, INT32_MAX, l.n, 1);
     return true;
 }
 
@@ -414,8 +440,8 @@ static void gpu_exact_weights(struct butler_backend *backend, const struct butle
     float *rows = exact->scores ? exact->scores : exact->weights;
     butler_gpu_stage(l.gpu, q, 0, (size_t)(state->n_heads * dim) * sizeof *q);
     butler_gpu_launch(l.gpu, GPU_score_keys, BUTLER_CEIL_DIV(exact->n, GPU_THREADS), state->n_heads, 1, work->scores,
-                      GPU_STAGING(l.gpu), l.pool, l.head->table, l.head->order, (uint64_t)work->score_stride, l.table_stride,
-                      ROWS_OF(&l), l.group, first, exact->n);
+                      GPU_STAGING(l.gpu), l.pool, l.head->table, l.head->order, NULL, 1.0, 0, (uint64_t)work->score_stride,
+                      l.table_stride, ROWS_OF(&l), l.group, first, exact->n);
     for (int h = 0; h < state->n_heads; h++) {
         const size_t at = (size_t)h * exact->stride;
         if (rows)

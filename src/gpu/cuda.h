@@ -1,6 +1,7 @@
 /* The dialect of the .cl files as CUDA C++, for NVRTC with -default-device (functions without KERNEL are the device's) and
  * -fmad=false; see opencl.h. */
 typedef unsigned char uchar;
+typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;
 #define THREADS 128
@@ -9,6 +10,7 @@ typedef unsigned long ulong;
 #define GLOBAL
 #define LOCAL
 #define INLINE __forceinline__
+#define UNROLL _Pragma("unroll")
 #define SHARED __shared__
 #define GROUP(axis) ((int)((axis) == 0 ? blockIdx.x : (axis) == 1 ? blockIdx.y : blockIdx.z))
 #define THREAD ((int)threadIdx.x)
@@ -16,8 +18,8 @@ typedef unsigned long ulong;
 #define BUFFER(name) uchar *name##_base, ulong name##_at
 #define AT(type, name) ((type *)(name##_base + name##_at))
 #define GIVEN(name) (name##_base != 0)
-#define LOAD_HALF(p) half_to_float(*(const unsigned short *)(p))
-#define HALF_TO_FLOAT(bits) half_to_float((unsigned short)(bits))
+#define LOAD_HALF(p) half_to_float(*(const ushort *)(p))
+#define HALF_TO_FLOAT(bits) half_to_float((ushort)(bits))
 #define STORE_HALF(p, x) store_half(p, x)
 #define FUNNEL(low, high, n) __funnelshift_r(low, high, n)
 #define BYTE_TO_FLOAT(word, i, less) byte_to_float(word, i, less)
@@ -28,7 +30,7 @@ typedef unsigned long ulong;
 #define INFINITY BITS_TO_FLOAT(0x7f800000u)
 
 /* Without cuda_fp16.h, which does not come with NVRTC. */
-static float half_to_float(unsigned short bits)
+static float half_to_float(ushort bits)
 {
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
@@ -37,7 +39,7 @@ static float half_to_float(unsigned short bits)
 
 static void store_half(void *p, float x)
 {
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(*(unsigned short *)p) : "f"(x));
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(*(ushort *)p) : "f"(x));
 }
 
 /* A byte below the exponent of 2^23, and a sum of floats: conversions of integers have half the rate. */

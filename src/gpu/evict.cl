@@ -17,8 +17,8 @@ static float combine(const GLOBAL float *x, ulong stride, int n_heads, int mean)
 KERNEL choose_leaving(BUFFER(leaving), BUFFER(counts), BUFFER(scores), BUFFER(order), ulong list_stride, ulong score_stride,
                       int table_stride, int group, int n, int budget, int first, int last, int mean)
 {
-    SHARED int ints[256];
-    SHARED uint few[THREADS / 32];
+    SHARED int ints[256 + SCAN_INTS];
+    SHARED uint few[2];
     const int head = GROUP(0), k = GIVEN(scores) && budget > first + last ? budget - first - last : 0;
     const GLOBAL uint *slots = AT(uint, order) + head * table_stride;
     GLOBAL float *x = AT(float, scores) + (ulong)(head * group) * score_stride;
@@ -74,7 +74,7 @@ KERNEL compact(BUFFER(pool), BUFFER(table), BUFFER(positions), BUFFER(order), BU
                BUFFER(scratch), ulong records_stride, ulong list_stride, ulong scratch_stride, int table_stride, int row_words,
                int record_words, int n)
 {
-    SHARED int shared[THREADS];
+    SHARED int shared[SCAN_INTS];
     const int head = GROUP(0), n_leaving = AT(int, counts)[head], n_left = n - n_leaving;
     const GLOBAL uint *list = AT(uint, leaving) + (ulong)head * list_stride, *own = AT(uint, table) + head * table_stride;
     GLOBAL uint *slots = AT(uint, order) + head * table_stride, *to = AT(uint, scratch) + (ulong)head * scratch_stride;

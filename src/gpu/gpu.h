@@ -27,21 +27,21 @@
     each(append, "bbbbbbbbli" GPU_ROWS "iiii") \
     each(bound_pages, "bbbbli" GPU_ROWS "iiif") \
     each(move_pages, "bbbliii") \
-    each(score_pages, "bbblliiii") \
-    each(score_keys, "bbbbbli" GPU_ROWS "iii") \
-    each(choose_units, "bbbbbllliiiiiiifii") \
+    each(score_pages, "bbbbbbbbbfilli" GPU_ROWS "iiiiifi") \
+    each(score_keys, "bbbbbbfili" GPU_ROWS "iii") \
+    each(combine_rows, "bbbfiliii") \
+    each(choose_units, "bbbbllliiiiiiii") \
     each(repeat, "bbblliii") \
     each(attend, "bbbbbbliiiii" GPU_ROWS "fiii") \
     each(merge, "bbbbiiiiii") \
     each(record_bits, "bbbbli" GPU_ROWS "iiii") \
-    each(score_bits, "bbblliii") \
+    each(score_bits, "bbbbfilliii") \
     each(record_predicted, "bbbbbblli" GPU_ROWS "iiii") \
-    each(score_predicted, "bbblliiiiiif") \
+    each(score_predicted, "bbbbfilliiiiiif") \
     each(choose_leaving, "bbbblliiiiiii") \
     each(compact, "bbbbbbbbllliiii") \
     each(observe, "bbbbbliii" GPU_ROWS "ffiiiii") \
-    each(score_sums, "bblliii") \
-    each(retrieve_pages, "bbbbbbbbbbbbbblllli" GPU_ROWS "iiiiiiifffiii")
+    each(score_sums, "bblliii")
 /* clang-format on */
 
 #define GPU_ENUM(name, format) GPU_##name,
@@ -52,8 +52,16 @@ struct butler_gpu_kernel_info {
 };
 extern const struct butler_gpu_kernel_info butler_gpu_kernels[GPU_N_KERNELS];
 
-/* The constants of kernels.cl and cache.cl that the host must know too. */
-enum { GPU_THREADS = 128, GPU_LANES = 16, GPU_TOKENS = 8, GPU_SLICE = 256, GPU_MOST_HEADS = 8 };
+/* The constants of the .cl files that the host must know too. */
+enum {
+    GPU_THREADS = 128,
+    GPU_LANES = 16,
+    GPU_TOKENS = 8,
+    GPU_SLICE = 256,
+    GPU_MOST_HEADS = 8,
+    GPU_PAGES = 32,
+    GPU_KEY_FLOATS = 4096
+};
 enum { GPU_MOST_GROUPS = 65535 }; /* of a launch along y and z: CUDA's limit */
 
 /* Addresses [from, from + n_bytes) lie in a buffer. */
@@ -153,10 +161,10 @@ enum butler_gpu_text {
     GPU_TEXT_CUDA,
     GPU_TEXT_KERNELS,
     GPU_TEXT_CACHE,
+    GPU_TEXT_ATTEND,
     GPU_TEXT_ONE_BIT,
     GPU_TEXT_PREDICTED,
     GPU_TEXT_EVICT,
-    GPU_TEXT_FUSED,
     GPU_N_TEXTS
 };
 const char *butler_gpu_text(enum butler_gpu_text text, size_t *n_bytes);

@@ -33,21 +33,28 @@ static float group_max(LOCAL float *shared, float x)
     return x;
 }
 
-/* The sum of x of the threads before this one; *total: of all. */
+/* The sum of x of the threads before this one; *total: of all. shared[SCAN_INTS]: a thread adds those of its row of SCAN_ROW, and
+ * rows' sums. */
+#define SCAN_ROW 16
+#define SCAN_INTS (THREADS + THREADS / SCAN_ROW)
 static int group_scan(LOCAL int *shared, int x, int *total)
 {
+    const int row = THREAD / SCAN_ROW;
+    int before = 0;
     shared[THREAD] = x;
     BARRIER();
-    for (int n = 1; n < THREADS; n *= 2) {
-        const int before = THREAD >= n ? shared[THREAD - n] : 0;
-        BARRIER();
-        shared[THREAD] += before;
-        BARRIER();
-    }
-    const int inclusive = shared[THREAD];
-    *total = shared[THREADS - 1];
+    for (int i = 0; i < SCAN_ROW; i++)
+        before += row * SCAN_ROW + i < THREAD ? shared[row * SCAN_ROW + i] : 0;
+    if (THREAD % SCAN_ROW == SCAN_ROW - 1)
+        shared[THREADS + row] = before + x;
     BARRIER();
-    return inclusive - x;
+    *total = 0;
+    for (int i = 0; i < THREADS / SCAN_ROW; i++) {
+        before += i < row ? shared[THREADS + i] : 0;
+        *total += shared[THREADS + i];
+    }
+    BARRIER();
+    return before;
 }
 
 /* --------------------------------------------------------------------------------------------------- weights */
@@ -459,9 +466,9 @@ static INLINE void multiply(float *acc, int tokens, struct factors f, int type, 
 #define PRODUCT(i) BUFFER(y##i), BUFFER(w##i), BUFFER(bias##i), int type##i, int row_bytes##i, int n_rows##i
 #define OF(i, zero, one, two) ((i) == 0 ? (zero) : (i) == 1 ? (one) : (two))
 
-/* Products of three matrices, of which some may have no rows, with the same x. Groups: rows by THREADS / LANES, those of each matrix
- * behind those of the one before, x tokens by `tokens`, which is a constant in each kernel, as is how many columns are staged at a
- * time. */
+/* Products of three matrices, of which some may have no rows, with the same x. Groups: rows by THREADS / LANES, those of each
+ * matrix behind those of the one before, x tokens by `tokens`, which is a constant in each kernel, as is how many columns are
+ * staged at a time. */
 #define MATMUL(name, tokens, columns)                                                                                              \
     KERNEL name(PRODUCT(0), PRODUCT(1), PRODUCT(2), BUFFER(x), int n_cols, int n)                                                  \
     {                                                                                                                              \
@@ -638,9 +645,9 @@ KERNEL scatter_add(BUFFER(to), BUFFER(from), BUFFER(rows), int n, int dim)
     }
 }
 
-/* Of part GROUP(1) of row GROUP(0) of x[n], `part` numbers: the first index that is not finite, or -1, and its bits; the k highest,
- * ties to the lower index, and from where there are no more on index n. tops[row][parts][2 + 2 k]: index, bits, k indices, bits of k
- * values. */
+/* Of part GROUP(1) of row GROUP(0) of x[n], `part` numbers: the first index that is not finite, or -1, and its bits; the k
+ * highest, ties to the lower index, and from where there are no more on index n. tops[row][parts][2 + 2 k]: index, bits, k
+ * indices, bits of k values. */
 KERNEL finite_top_k(BUFFER(tops), BUFFER(x), int n, int part, int n_parts, int k)
 {
     SHARED float values[THREADS];

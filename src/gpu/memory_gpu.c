@@ -63,12 +63,12 @@ static int add_region(struct butler_gpu *gpu, struct butler_gpu_region region, s
     return 0;
 }
 
-/* Kernels read 16 bytes at a time, also what begins or ends between: whole ones are there. */
+/* Kernels read 16 bytes at a time, also where rows begin or end between, or are shorter: as many are behind each buffer. */
 static void *make_buffer(struct butler_gpu *gpu, size_t n_bytes, struct butler_error *err)
 {
     char text[GPU_CODE];
     void *buffer = NULL;
-    const int code = gpu->driver->alloc(gpu, BUTLER_MAX(BUTLER_CEIL_DIV(n_bytes, (size_t)16) * 16, 64), &buffer);
+    const int code = gpu->driver->alloc(gpu, BUTLER_MAX((BUTLER_CEIL_DIV(n_bytes, (size_t)16) + 1) * 16, 64), &buffer);
     if (code == 0)
         return buffer;
     gpu->driver->name_code(gpu->api, code, text);

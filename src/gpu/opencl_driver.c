@@ -64,8 +64,8 @@ static int find(int index, struct butler_gpu_info *info, struct butler_error *er
 /* The driver compiles the kernels. */
 static int build(struct butler_gpu *gpu, struct butler_error *err)
 {
-    static const enum butler_gpu_text which[] = {GPU_TEXT_OPENCL,    GPU_TEXT_KERNELS, GPU_TEXT_CACHE, GPU_TEXT_ONE_BIT,
-                                                 GPU_TEXT_PREDICTED, GPU_TEXT_EVICT,   GPU_TEXT_FUSED};
+    static const enum butler_gpu_text which[] = {GPU_TEXT_OPENCL,  GPU_TEXT_KERNELS,   GPU_TEXT_CACHE, GPU_TEXT_ATTEND,
+                                                 GPU_TEXT_ONE_BIT, GPU_TEXT_PREDICTED, GPU_TEXT_EVICT};
     const struct butler_opencl *cl = cl_of(gpu);
     const char *texts[BUTLER_COUNT(which)];
     size_t lengths[BUTLER_COUNT(which)];

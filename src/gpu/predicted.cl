@@ -49,7 +49,7 @@ KERNEL record_predicted(BUFFER(records), BUFFER(pool), BUFFER(table), BUFFER(shi
                           (ulong)(slot / BLOCK_TOKENS * n_keys + GROUP(1) % n_keys) * block_bytes(d, bits);
     float own = 0;
     r.dim = GIVEN(projections) ? dim : 0; /* else nothing is read of the stored key */
-    load_key(r, x, AT(uchar, pool), AT(uint, table) + head * table_stride, SHIFT_OF(head), slot);
+    load_stored(r, x, AT(uchar, pool), AT(uint, table) + head * table_stride, SHIFT_OF(head), slot, 1);
     if (THREAD < d && !GIVEN(projections))
         own = AT(float, keys)[(ulong)GROUP(0) * keys_stride + (ulong)(GROUP(1) * d + THREAD)];
     for (int i = 0; i < r.dim && THREAD < d; i++)
@@ -86,16 +86,18 @@ static float combined(const GLOBAL float *q, int n, int d, int c)
 
 /* scores[row][i] of n slots for predicted queries [rows][together][d], which are quantised to 8 bits: a row is a query head, or all
  * `together` = group of a KV head by their combined() query. Groups: blocks of THREADS slots x rows. */
-KERNEL score_predicted(BUFFER(scores), BUFFER(queries), BUFFER(records), ulong score_stride, ulong records_stride, int d, int bits,
-                       int n_keys, int group, int together, int n, float factor)
+KERNEL score_predicted(BUFFER(scores), BUFFER(queries), BUFFER(records), STATS, ulong score_stride, ulong records_stride, int d,
+                       int bits, int n_keys, int group, int together, int n, float factor)
 {
     SHARED float q[THREADS];
     SHARED int numbers[THREADS];
+    SHARED float some[THREADS];
     const int i = GROUP(0) * THREADS + THREAD, head = GROUP(1) * together, t = i % BLOCK_TOKENS;
+    const int here = i < n ? i : 0, n_blocks = (n + THREADS - 1) / THREADS;
     const int key = n_keys > 1 ? head % group : 0, m = stored_channels(d, bits);
     const GLOBAL float *own = AT(float, queries) + head * d;
     const GLOBAL uchar *block = AT(uchar, records) + (ulong)(head / group) * records_stride +
-                                (ulong)(i / BLOCK_TOKENS * n_keys + key) * block_bytes(d, bits);
+                                (ulong)(here / BLOCK_TOKENS * n_keys + key) * block_bytes(d, bits);
     const GLOBAL uint *quads = (const GLOBAL uint *)(block + BLOCK_TOKENS);
     float most = 0, score = 0;
     int sum = 0;
@@ -106,8 +108,6 @@ KERNEL score_predicted(BUFFER(scores), BUFFER(queries), BUFFER(records), ulong s
     const float step = most / 127;
     numbers[THREAD] = quantised(q[THREAD], step > 0 ? 1 / step : 0.0f, 127.0f);
     BARRIER();
-    if (i >= n)
-        return;
     for (int c = 0; c < d && bits == 16; c++)
         score = fma(q[c] * factor, LOAD_HALF(block + 2 * (c * BLOCK_TOKENS + t)), score);
     for (int w = 0; w < m * bits / 32 && bits < 16; w++) {
@@ -118,6 +118,10 @@ KERNEL score_predicted(BUFFER(scores), BUFFER(queries), BUFFER(records), ulong s
                              : numbers[w * 8 + j] * ((b & 15) - 8) + numbers[w * 8 + 4 + j] * ((b >> 4) - 8);
         }
     }
-    AT(float, scores)[(ulong)GROUP(1) * score_stride + (ulong)i] =
-        bits == 16 ? score : (float)sum * scale_of(block[t]) * (factor * step);
+    if (bits < 16)
+        score = (float)sum * scale_of(block[t]) * (factor * step);
+    if (i < n)
+        AT(float, scores)[(ulong)GROUP(1) * score_stride + (ulong)i] = score;
+    BARRIER();
+    NOTE_STATS(q, some, GROUP(1), score, n_blocks, n);
 }

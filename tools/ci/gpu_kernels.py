@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compiles the kernels of src/gpu for NVIDIA's GPUs, without one, and prints a Markdown table of what each needs: registers a thread,
-bytes of shared memory a group, bytes that are spilled.
+bytes of shared memory a group, bytes that are spilled (arrays that are not in registers count, too).
 
     tools/ci/gpu_kernels.py [ARCHITECTURE ...]      sm_80 sm_90 if none is given
 
@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ["cuda.h", "kernels.cl", "cache.cl", "one_bit.cl", "predicted.cl", "evict.cl", "fused.cl"]
+SOURCES = ["cuda.h", "kernels.cl", "cache.cl", "attend.cl", "one_bit.cl", "predicted.cl", "evict.cl"]
 OPTIONS = ["-default-device", "-fmad=false", "--ptxas-options=-v"]
-USED = re.compile(r"Compiling entry function '(\w+)' .*\n.*\n.* (\d+) bytes spill stores, (\d+) bytes spill loads\n"
-                  r".*Used (\d+) registers(?:.* (\d+) bytes smem)?")
+USED = re.compile(r"Compiling entry function '(\w+)' .*\n.*\n.* (\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill "
+                  r"loads\n.*Used (\d+) registers(?:.* (\d+) bytes smem)?")
 
 
 class CompileError(Exception):
@@ -72,9 +72,10 @@ def compile_kernels(nvrtc, architecture, text=None):
 
 
 def needs(log):
-    """{kernel: (registers, bytes of shared memory, bytes of spill)} of a compiler's log."""
-    return {name: (int(registers), int(shared or 0), int(stores) + int(loads))
-            for name, stores, loads, registers, shared in USED.findall(log)}
+    """{kernel: (registers, bytes of shared memory, bytes of a thread's arrays that are not in registers, and of spill)} of a compiler's
+    log."""
+    return {name: (int(registers), int(shared or 0), int(stack) + int(stores) + int(loads))
+            for name, stack, stores, loads, registers, shared in USED.findall(log)}
 
 
 def parameters(cubin):
