@@ -327,8 +327,9 @@ static void attend_rows(const struct layer *l, const float *q, float *out, int n
     const struct butler_workspace *work = state->work;
     const int dim = l->kv->head_dim, n_heads = state->n_heads, n_slices = BUTLER_CEIL_DIV(most, GPU_SLICE);
     const int list_heads = lists ? n_heads / lists->n_lists : l->group,
-              n_q = heads_together(BUTLER_MIN(list_heads, l->group), dim, GPU_KEY_FLOATS);
-    const size_t row = (size_t)n_heads * (size_t)dim, partial = (size_t)n_slices * (size_t)n_heads * (size_t)(dim + 2);
+              n_q = heads_together(BUTLER_MIN(list_heads, l->group), BUTLER_CEIL_DIV(dim, 8) * 8, GPU_QUERY_FLOATS);
+    const size_t row = (size_t)n_heads * (size_t)dim,
+                 partial = (size_t)n_slices * (size_t)n_heads * (size_t)GPU_PARTIAL_FLOATS(dim);
     const int at_once = (int)BUTLER_MIN(BUTLER_MAX(work->block_floats / partial, 1), GPU_MOST_GROUPS);
     for (int first = 0, m; first < n; first += m) {
         const int own = l->n - n + first;
@@ -507,7 +508,7 @@ static int gpu_make_workspace(struct butler_backend *backend, struct butler_work
     work->max_slots = sizes->max_slots;
     work->n_threads = sizes->n_threads;
     work->score_stride = (slots + 15) / 16 * 16;
-    work->block_floats = heads * BUTLER_CEIL_DIV(slots, (size_t)GPU_SLICE) * (size_t)(hp->head_dim + 2);
+    work->block_floats = heads * BUTLER_CEIL_DIV(slots, (size_t)GPU_SLICE) * (size_t)GPU_PARTIAL_FLOATS(hp->head_dim);
     work->block_floats = BUTLER_MAX(work->block_floats, PARTIAL_FLOATS);
     butler_arena_want(pieces, &work->scores, heads * work->score_stride, sizeof(float));
     butler_arena_want(pieces, &work->slots, heads * slots, sizeof(uint32_t));

@@ -118,7 +118,6 @@ KERNEL observe(BUFFER(sums), BUFFER(q), BUFFER(partial), BUFFER(pool), BUFFER(ta
                int n_heads, int group, ROWS, float softcap, float decay, int squares, int own, int first, int n_rows, int n_slices)
 {
     SHARED float query[MOST_DIM];
-    const struct attending g = {query, 0, 0, 0};
     const struct attention a = {ROWS_GIVEN, 1, 1 / sqrt((float)dim), softcap};
     const int slot = GROUP(0) * THREADS + THREAD, head = GROUP(1), held = slot < own + n_rows;
     const uint row = held ? row_at(a.rows, AT(uint, table) + head / group * table_stride, (uint)slot) : 0;
@@ -128,9 +127,9 @@ KERNEL observe(BUFFER(sums), BUFFER(q), BUFFER(partial), BUFFER(pool), BUFFER(ta
     int t = first;
     do {
         const ulong at = (ulong)(t * n_heads + head);
-        load_queries(g, a, AT(float, q) + at * (ulong)dim);
+        load_queries(query, a, AT(float, q) + at * (ulong)dim);
         if (slot <= own + t) {
-            const GLOBAL float *total = AT(float, partial) + at * (ulong)n_slices * (ulong)(dim + 2) + dim;
+            const GLOBAL float *total = AT(float, partial) + at * (ulong)n_slices * (ulong)PARTIAL_FLOATS(dim) + dim;
             float score = 0;
             for (int d = 0; d < dim; d++)
                 score = fma(load_row(a.rows, key, d), query[d], score);

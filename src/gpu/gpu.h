@@ -60,8 +60,10 @@ enum {
     GPU_SLICE = 256,
     GPU_MOST_HEADS = 8,
     GPU_PAGES = 32,
-    GPU_KEY_FLOATS = 4096
+    GPU_KEY_FLOATS = 4096,
+    GPU_QUERY_FLOATS = 1536
 };
+#define GPU_PARTIAL_FLOATS(dim) (((dim) + 5) / 4 * 4)
 enum { GPU_MOST_GROUPS = 65535 }; /* of a launch along y and z: CUDA's limit */
 
 /* Addresses [from, from + n_bytes) lie in a buffer. */
