@@ -30,6 +30,8 @@ static void graph_step(struct butler_session **sessions, int n, struct graph_run
         memcpy(run->logits[round][step][i], butler_logits(sessions[i]), sizeof run->logits[round][step][i]);
 }
 
+static int graph_layers = 1; /* of the model */
+
 /* An engine whose sessions read prompts of about n_prompt tokens and step together; those of the second round are new. The call
  * fail_at of `fails` fails. */
 static void run_graphs(const char *const *policies, int n_sessions, int n_prompt, const char *fails, int fail_at,
@@ -37,7 +39,8 @@ static void run_graphs(const char *const *policies, int n_sessions, int n_prompt
 {
     struct butler_error err = {0};
     struct tiny tiny = tiny_default;
-    tiny.n_layers = tiny.n_kv_heads = 1;
+    tiny.n_layers = graph_layers;
+    tiny.n_kv_heads = 1;
     tiny.n_heads = 2;
     tiny.n_embd = tiny.n_ff = 32;
     const char *path = tiny_path("graphs.gguf");
@@ -89,6 +92,28 @@ static void test_graphs(void **state)
                     assert_in_range(graphs.n_patched[round][step], 1, n_kernels - n_kernels / 3);
             }
     }
+}
+
+/* A step of more layers is a few graphs, of which the last has the rest: in none all nodes are patched. */
+static void test_graphs_of_many_layers(void **state)
+{
+    static const char *const quest[] = {"quest:budget=8,page=4,dense=0"};
+    static struct graph_run graphs, plain;
+    (void)state;
+    graph_layers = 8;
+    run_graphs(quest, 1, 16, NULL, 0, &graphs);
+    run_graphs(quest, 1, 16, "GraphCreate", 0, &plain);
+    graph_layers = 1;
+    assert_memory_equal(graphs.logits, plain.logits, sizeof plain.logits);
+    for (int round = 0; round < GRAPH_ROUNDS; round++)
+        for (int step = 0; step < GRAPH_STEPS; step++) {
+            const int n_kernels = plain.n_launched[round][step], known = round + step > 0;
+            assert_in_range(n_kernels, 2 * 64 - 1, 3 * 64 - 1);
+            assert_int_equal(graphs.n_graphs[round][step], known ? (n_kernels + 63) / 64 : 0);
+            assert_int_equal(graphs.n_launched[round][step], known ? 0 : n_kernels);
+            if (round + step > 1)
+                assert_in_range(graphs.n_patched[round][step], 1, n_kernels - n_kernels / 3);
+        }
 }
 
 /* A step in which caches get more memory is launched in pieces. */

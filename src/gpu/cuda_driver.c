@@ -301,6 +301,14 @@ static int zero(struct butler_gpu *gpu, void *buffer, size_t at, size_t n)
     return code ? code : leave(gpu, cuda_of(gpu)->MemsetD8Async(address_of(buffer, at), 0, n, gpu->queue));
 }
 
+static int launch(struct butler_gpu *gpu, int kernel, const int groups[3], const struct butler_gpu_arg *args, int n)
+{
+    int code = butler_cuda_add_launch(gpu, kernel, groups, args, n);
+    if (code == 0 && butler_cuda_has_piece(gpu) && (code = enter(gpu)) == 0)
+        code = leave(gpu, butler_cuda_flush_piece(gpu));
+    return code;
+}
+
 /* Rows of ours are columns of cuBLAS. */
 static int multiply(struct butler_gpu *gpu, const struct butler_gpu_product *product)
 {
@@ -352,7 +360,7 @@ const struct butler_gpu_driver butler_gpu_cuda = {
     .finish_aside = finish_aside,
     .copy = copy,
     .zero = zero,
-    .launch = butler_cuda_add_launch,
+    .launch = launch,
     .multiply = multiply,
     .finish = finish,
     .is_memory = is_memory,

@@ -12,7 +12,8 @@
 
 enum {
     LEAST_LAUNCHES = 12, /* of a graph: fewer are launched one by one */
-    MOST_GRAPHS = 8      /* sequences that are remembered: steps of other numbers of sessions, that select or do not, ... */
+    PIECE = 64,          /* launches of a graph: the device begins with a step while the host still makes the rest of it */
+    MOST_GRAPHS = 64 /* sequences that are remembered: pieces of steps of other numbers of sessions, that select or do not, ... */
 };
 
 struct launch {
@@ -29,6 +30,7 @@ struct list {
 /* A sequence of kernels. exec: NULL until it comes for the second time, for most of a prompt's never do. */
 struct graph {
     struct list list; /* as it was launched last */
+    int piece;        /* of a step: other layers may have the same kernels, but none of these arguments */
     void *graph, *exec, **nodes;
     uint64_t used; /* when */
 };
@@ -37,7 +39,8 @@ struct butler_cuda_launches {
     struct list waiting;
     struct graph graphs[MOST_GRAPHS];
     uint64_t now;
-    bool off; /* a function for graphs failed: launches go one by one */
+    int piece; /* which the list that waits will be: how many went before without anything else between */
+    bool off;  /* a function for graphs failed: launches go one by one */
 };
 
 static const struct butler_cuda *cuda_of(const struct butler_gpu *gpu)
@@ -180,13 +183,14 @@ static struct graph *find_graph(struct butler_gpu *gpu, const struct list *list)
     struct butler_cuda_launches *launches = gpu->waiting;
     struct graph *oldest = launches->graphs, *found = NULL;
     for (struct graph *graph = launches->graphs; graph < launches->graphs + MOST_GRAPHS && !found; graph++) {
-        found = same_kernels(&graph->list, list) ? graph : NULL;
+        found = graph->piece == launches->piece && same_kernels(&graph->list, list) ? graph : NULL;
         oldest = graph->used < oldest->used ? graph : oldest;
     }
     if (!found) {
         found = oldest;
         destroy_graph(gpu, found);
         found->list.n = found->list.n_args = 0;
+        found->piece = launches->piece;
     }
     found->used = ++launches->now;
     return found;
@@ -214,14 +218,17 @@ static void give_up_graphs(struct butler_gpu *gpu)
     gpu->waiting->off = true;
 }
 
-int butler_cuda_flush(struct butler_gpu *gpu)
+bool butler_cuda_has_piece(const struct butler_gpu *gpu)
+{
+    return gpu->waiting && gpu->waiting->waiting.n >= PIECE;
+}
+
+int butler_cuda_flush_piece(struct butler_gpu *gpu)
 {
     struct butler_cuda_launches *launches = gpu->waiting;
-    struct list *list = launches ? &launches->waiting : NULL;
+    struct list *list = &launches->waiting;
     bool launched = false;
     int code = 0;
-    if (!list || list->n == 0)
-        return 0;
     const bool wanted = cuda_of(gpu)->has_graphs && !launches->off && list->n >= LEAST_LAUNCHES && gpu->fault.code == 0;
     struct graph *graph = wanted ? find_graph(gpu, list) : NULL;
     if (graph && graph->list.n > 0 && !(launched = launch_graph(gpu, graph, list) == 0)) {
@@ -233,6 +240,15 @@ int butler_cuda_flush(struct butler_gpu *gpu)
     if (graph)
         exchange(list, &graph->list);
     list->n = list->n_args = 0;
+    launches->piece++;
+    return code;
+}
+
+int butler_cuda_flush(struct butler_gpu *gpu)
+{
+    const int code = gpu->waiting && gpu->waiting->waiting.n > 0 ? butler_cuda_flush_piece(gpu) : 0;
+    if (gpu->waiting)
+        gpu->waiting->piece = 0;
     return code;
 }
 
