@@ -147,6 +147,28 @@ static void test_graphs_fail(void **state)
     }
 }
 
+/* A step waits for the device where its logits are tested and where they are read, and nowhere else. */
+static void test_waits(void **state)
+{
+    static const char *const policies[] = {"full", "quest:budget=8,page=4,dense=0"};
+    struct butler_error err = {0};
+    (void)state;
+    begin_faults();
+    struct butler_engine *engine = engine_on(usual_model, "cuda:0", 0, &err);
+    for (int p = 0; p < N(policies); p++) {
+        struct butler_session *session = session_on(engine, policies[p], BUTLER_KV_F16);
+        read_prompt(session, 20);
+        for (int step = 0; step < 4; step++) {
+            cuda->calls = (struct fake_calls){.only = "StreamSynchronize", .fail_at = -1};
+            assert_int_equal(butler_step(session, step, &err), 0);
+            assert_int_equal(cuda->calls.n, 2);
+        }
+        butler_session_free(session);
+    }
+    free_engine(engine);
+    begin_faults();
+}
+
 /* A graph that the device is lost with is a named error, as a launch is. */
 static void test_graphs_lost(void **state)
 {

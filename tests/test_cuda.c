@@ -546,6 +546,7 @@ int main(void)
                                        cmocka_unit_test(test_each_call),
                                        cmocka_unit_test(test_lost),
                                        cmocka_unit_test(test_graphs),
+                                       cmocka_unit_test(test_waits),
                                        cmocka_unit_test(test_graphs_of_many_layers),
                                        cmocka_unit_test(test_graphs_of_pieces),
                                        cmocka_unit_test(test_graphs_fail),

@@ -94,6 +94,8 @@ struct butler_gpu {
     void *products; /* the driver's library of products, for this device; NULL: it has none */
     void *staging;  /* numbers that an operation is given in host memory, or gives there */
     size_t staging_bytes;
+    unsigned char given[1 << 16]; /* copies of host memory that uploads may read until the next wait */
+    size_t n_given;
     struct butler_gpu_host *host;       /* pages of the cache that are in host memory (host_gpu.h); or NULL */
     struct butler_gpu_metrics *metrics; /* what runs metrics without kernels (metric_gpu.h); or NULL */
     int index;                          /* of opencl:N or cuda:N */

@@ -160,12 +160,31 @@ bool butler_gpu_reserve_staging(struct butler_gpu *gpu, size_t n_bytes)
     return gpu->staging != NULL;
 }
 
+static void finish(struct butler_gpu *gpu)
+{
+    butler_gpu_fail(gpu, "upload", gpu->driver->finish(gpu)); /* after a failure too: until then host memory may be read */
+    gpu->n_given = 0;
+}
+
+/* Host memory goes to a buffer: of little a copy, so that a step's few numbers are not awaited. False: the memory must stay until
+ * finish. */
+static bool begin_copy(struct butler_gpu *gpu, void *buffer, size_t offset, const void *host, size_t n_bytes)
+{
+    const bool little = n_bytes <= sizeof gpu->given / 4;
+    if (little && n_bytes > sizeof gpu->given - gpu->n_given)
+        finish(gpu);
+    if (little) {
+        host = memcpy(gpu->given + gpu->n_given, host, n_bytes);
+        gpu->n_given += n_bytes;
+    }
+    butler_gpu_fail(gpu, "upload", gpu->driver->upload(gpu, buffer, offset, host, n_bytes));
+    return little;
+}
+
 void butler_gpu_stage(struct butler_gpu *gpu, const void *host, size_t offset, size_t n_bytes)
 {
-    if (butler_gpu_reserve_staging(gpu, offset + n_bytes)) {
-        const int code = gpu->driver->upload(gpu, gpu->staging, offset, host, n_bytes);
-        butler_gpu_fail(gpu, "upload", code ? code : gpu->driver->finish(gpu));
-    }
+    if (butler_gpu_reserve_staging(gpu, offset + n_bytes) && !begin_copy(gpu, gpu->staging, offset, host, n_bytes))
+        finish(gpu);
 }
 
 void butler_gpu_read_staging(struct butler_gpu *gpu, void *host, size_t n_bytes)
@@ -173,6 +192,7 @@ void butler_gpu_read_staging(struct butler_gpu *gpu, void *host, size_t n_bytes)
     memset(host, 0, n_bytes);
     if (gpu->fault.code == 0)
         butler_gpu_fail(gpu, "download", gpu->driver->download(gpu, host, gpu->staging, 0, n_bytes));
+    gpu->n_given = 0;
 }
 
 /* ----------------------------------------------------------------------------------------------------- memory */
@@ -234,14 +254,14 @@ static void gpu_discard(struct butler_backend *backend, void *address, size_t n_
     (void)backend, (void)address, (void)n_bytes;
 }
 
-/* host must stay until what was given to the device is finished. */
-static void begin_upload(struct butler_gpu *gpu, void *to, const void *host, size_t n_bytes)
+/* As begin_copy, to an address. */
+static bool begin_upload(struct butler_gpu *gpu, void *to, const void *host, size_t n_bytes)
 {
     size_t offset;
     if (n_bytes == 0 || gpu->fault.code < 0)
-        return;
+        return true;
     void *buffer = buffer_at(gpu, to, &offset);
-    butler_gpu_fail(gpu, "upload", gpu->driver->upload(gpu, buffer, offset, host, n_bytes));
+    return begin_copy(gpu, buffer, offset, host, n_bytes);
 }
 
 void butler_gpu_upload_aside(struct butler_gpu *gpu, void *to, const void *host, size_t n_bytes)
@@ -258,22 +278,19 @@ void butler_gpu_finish_aside(struct butler_gpu *gpu)
     butler_gpu_fail(gpu, "upload", gpu->driver->finish_aside(gpu)); /* after a failure too: until then host memory may be read */
 }
 
-static void finish(struct butler_gpu *gpu)
-{
-    butler_gpu_fail(gpu, "upload", gpu->driver->finish(gpu)); /* after a failure too: until then host memory may be read */
-}
-
 static void gpu_upload(struct butler_backend *backend, void *to, const void *host, size_t n_bytes)
 {
-    begin_upload((struct butler_gpu *)backend, to, host, n_bytes);
-    finish((struct butler_gpu *)backend);
+    if (!begin_upload((struct butler_gpu *)backend, to, host, n_bytes))
+        finish((struct butler_gpu *)backend);
 }
 
 static void gpu_upload_many(struct butler_backend *backend, const struct butler_upload *uploads, int n)
 {
+    bool copied = true;
     for (int i = 0; i < n; i++)
-        begin_upload((struct butler_gpu *)backend, uploads[i].to, uploads[i].host, uploads[i].n_bytes);
-    finish((struct butler_gpu *)backend);
+        copied = begin_upload((struct butler_gpu *)backend, uploads[i].to, uploads[i].host, uploads[i].n_bytes) && copied;
+    if (!copied)
+        finish((struct butler_gpu *)backend);
 }
 
 static void gpu_download(struct butler_backend *backend, void *host, const void *from, size_t n_bytes)
@@ -285,6 +302,7 @@ static void gpu_download(struct butler_backend *backend, void *host, const void 
     void *buffer = buffer_at(gpu, from, &offset);
     if (gpu->fault.code == 0)
         butler_gpu_fail(gpu, "download", gpu->driver->download(gpu, host, buffer, offset, n_bytes));
+    gpu->n_given = 0;
     if (gpu->fault.code < 0)
         memset(host, 0, n_bytes);
 }
