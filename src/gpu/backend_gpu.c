@@ -168,7 +168,7 @@ static int start(struct butler_gpu *gpu, struct butler_error *err)
     if (gpu->driver->find(gpu->index, &gpu->info, err) < 0)
         return BUTLER_ERROR_UNSUPPORTED;
     snprintf(gpu->label, sizeof gpu->label, "device %s:%d (%s)", gpu->driver->name, gpu->index, info->name);
-    gpu->backend.kv_bytes = BUTLER_MIN(info->most_at_once, info->memory / 2);
+    gpu->backend.kv_bytes = BUTLER_MIN(info->most_at_once - GPU_BEHIND, info->memory / 2);
     if (gpu->driver->start(gpu, err) < 0)
         return BUTLER_ERROR_UNSUPPORTED;
     gpu->backend.matmul_prompt = gpu->products ? butler_gpu_matmul_prompt : NULL;

@@ -65,6 +65,7 @@ enum {
 };
 #define GPU_PARTIAL_FLOATS(dim) (((dim) + 5) / 4 * 4)
 enum { GPU_MOST_GROUPS = 65535 }; /* of a launch along y and z: CUDA's limit */
+enum { GPU_BEHIND = 16 };         /* bytes behind each buffer's own, which loads of 16 bytes may read */
 
 /* Addresses [from, from + n_bytes) lie in a buffer. */
 struct butler_gpu_region {

@@ -68,7 +68,7 @@ static void *make_buffer(struct butler_gpu *gpu, size_t n_bytes, struct butler_e
 {
     char text[GPU_CODE];
     void *buffer = NULL;
-    const int code = gpu->driver->alloc(gpu, BUTLER_MAX((BUTLER_CEIL_DIV(n_bytes, (size_t)16) + 1) * 16, 64), &buffer);
+    const int code = gpu->driver->alloc(gpu, BUTLER_MAX(BUTLER_CEIL_DIV(n_bytes, (size_t)16) * 16 + GPU_BEHIND, 64), &buffer);
     if (code == 0)
         return buffer;
     gpu->driver->name_code(gpu->api, code, text);
