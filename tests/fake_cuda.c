@@ -234,9 +234,12 @@ int cuDeviceTotalMem_v2(size_t *n_bytes, int device)
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     FAIL("DeviceGetAttribute")
-    if (device >= fake_cuda.n_devices || (attribute != CUDA_CAPABILITY_MAJOR && attribute != CUDA_CAPABILITY_MINOR))
+    if (device >= fake_cuda.n_devices ||
+        (attribute != CUDA_PROCESSORS && attribute != CUDA_CAPABILITY_MAJOR && attribute != CUDA_CAPABILITY_MINOR))
         return INVALID_VALUE;
-    *value = attribute == CUDA_CAPABILITY_MAJOR ? fake_cuda.capability / 10 : fake_cuda.capability % 10;
+    *value = attribute == CUDA_PROCESSORS         ? 132
+             : attribute == CUDA_CAPABILITY_MAJOR ? fake_cuda.capability / 10
+                                                  : fake_cuda.capability % 10;
     return 0;
 }
 

@@ -70,7 +70,7 @@ int nvrtcCreateProgram(void **program, const char *text, const char *name, int n
         complain("not the dialect", "cuda.h");
     for (int i = 0; i < GPU_N_KERNELS; i++) {
         char declared[64];
-        snprintf(declared, sizeof declared, "%s%s", !strncmp(kernels[i], "matmul", 6) ? "\nMATMUL(" : "\nKERNEL ", kernels[i]);
+        snprintf(declared, sizeof declared, "%s%s", !strncmp(kernels[i], "matmul", 6) ? "\nMATMUL(" : "KERNEL ", kernels[i]);
         if (!strstr(text, declared))
             complain("not in the text", kernels[i]);
     }

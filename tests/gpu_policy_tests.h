@@ -470,14 +470,18 @@ static void test_layer(void **state)
     const int x[] = {array(both, n, 1), array(both, n, 2), array(both, n, 3)}, out = array(both, n, 4), step = array(both, n, 4);
     int32_t ids[N_BACKENDS][2][CACHE_MOST];
     int n_ids[N_BACKENDS][2];
-    for (int b = 0; b < N_BACKENDS; b++)
-        layer_on(both, b, x, out, step, ids[b], n_ids[b]);
-    for (int h = 0; h < 2; h++) {
-        assert_int_equal(n_ids[CPU][h], 2 * LAYER_PAGE);
-        assert_int_equal(n_ids[GPU][h], n_ids[CPU][h]);
-        assert_memory_equal(ids[CPU][h], ids[GPU][h], 2 * LAYER_PAGE * sizeof(int32_t));
+    layer_on(both, CPU, x, out, step, ids[CPU], n_ids[CPU]);
+    for (int processors = 1; processors <= 1000; processors += 999) { /* in one launch, and in several */
+        ((struct butler_gpu *)both->on[GPU])->info.processors = processors;
+        layer_on(both, GPU, x, out, step, ids[GPU], n_ids[GPU]);
+        for (int h = 0; h < 2; h++) {
+            assert_int_equal(n_ids[CPU][h], 2 * LAYER_PAGE);
+            assert_int_equal(n_ids[GPU][h], n_ids[CPU][h]);
+            assert_memory_equal(ids[CPU][h], ids[GPU][h], 2 * LAYER_PAGE * sizeof(int32_t));
+        }
+        compare_one(both, step, 1e-5, "a step");
+        compare_one(both, out, 1e-5, "a prompt");
     }
-    compare_one(both, step, 1e-5, "a step");
     compare(both, out, 1e-5, "a prompt");
 }
 

@@ -14,7 +14,7 @@
 #include "cpu/backend_cpu.h"
 #include "engine/engine.h"
 #include "file/weight_types.h"
-#include "gpu/backend_gpu.h"
+#include "gpu/gpu.h"
 #include "gpu/opencl_api.h"
 #include "metrics/registry.h"
 #include "random_predictor.h"
@@ -571,9 +571,9 @@ static void test_fused(void **state)
 {
     static const int groups[] = {1, 4, 6, 7}, dims[] = {64, 128};
     static const enum butler_kv_type types[] = {BUTLER_KV_F16, BUTLER_KV_F32, BUTLER_KV_Q8_0};
-    enum { FUSED, CHAIN, ON_CPU, N_SESSIONS };
-    static const char *const policies[N_SESSIONS] = {"tinyserve:budget=24,page=4", "tinyserve:budget=24,page=4,fused=0",
-                                                     "tinyserve:budget=24,page=4"};
+    enum { ONE_LAUNCH, FUSED, CHAIN, ON_CPU, N_SESSIONS };
+    static const char *const policies[N_SESSIONS] = {"tinyserve:budget=24,page=4", "tinyserve:budget=24,page=4",
+                                                     "tinyserve:budget=24,page=4,fused=0", "tinyserve:budget=24,page=4"};
     struct butler_error err = {0};
     begin(state);
     for (int c = 0; c < N(groups) * N(dims); c += GPU_FEW ? 6 : 1) {
@@ -587,24 +587,28 @@ static void test_fused(void **state)
         tiny_write(path, &tiny);
         struct butler_engine *engines[N_BACKENDS] = {engine_of(path, "cpu", 0, &err), engine_of(path, GPU_DEVICE ":0", 0, &err)};
         const struct butler_backend *gpu = engines[GPU]->backend;
+        int *processors = &((struct butler_gpu *)engines[GPU]->backend)->info.processors;
         for (int t = 0; t < N(types); t++) {
             if (GPU_FEW && t % 2 != c / 6)
                 continue;
             struct butler_session *sessions[N_SESSIONS];
             int32_t ids[N_SESSIONS][N_PROMPT + N_STEPS];
             for (int i = 0; i < N_SESSIONS; i++) {
-                static const char *const kernels[] = {"append", "bound_pages", "score_pages", "choose_units"};
+                static const char *const kernels[] = {"append", "bound_pages", "score_pages", "choose_units", "retrieve_pages"};
                 uint64_t before[N(kernels)];
                 sessions[i] = session_on(engines[i == ON_CPU ? CPU : GPU], policies[i], types[t]);
                 read_prompt(sessions[i], N_PROMPT);
                 for (int k = 0; k < N(kernels); k++)
                     before[k] = butler_gpu_launches(gpu, kernels[k]);
+                *processors = i == ONE_LAUNCH ? 1 : 1000;
                 for (int step = 0; step < N_STEPS; step++)
                     assert_int_equal(butler_step(sessions[i], 3 + step, &err), 0);
-                for (int k = 0; k < N(kernels); k++)
-                    assert_int_equal(butler_gpu_launches(gpu, kernels[k]) - before[k],
-                                     i == CHAIN || (i == FUSED && k >= 2) ? N_STEPS * tiny.n_layers : 0);
+                for (int k = 0; k < N(kernels); k++) {
+                    const bool launched = i == ONE_LAUNCH ? k == 4 : i == FUSED ? k == 2 || k == 3 : i == CHAIN && k < 4;
+                    assert_int_equal(butler_gpu_launches(gpu, kernels[k]) - before[k], launched ? N_STEPS * tiny.n_layers : 0);
+                }
             }
+            compare_logits(sessions[ONE_LAUNCH], sessions[CHAIN], tiny.n_vocab, 0, "in one launch and one after the other");
             compare_logits(sessions[FUSED], sessions[CHAIN], tiny.n_vocab, 0, "fused and one after the other");
             compare_logits(sessions[FUSED], sessions[ON_CPU], tiny.n_vocab, types[t] == BUTLER_KV_Q8_0 ? 1e-3 : 1e-4,
                            "fused, and on the CPU");

@@ -25,6 +25,7 @@
 
 #define THREADS 128
 #define KERNEL static void
+#define LARGE_KERNEL KERNEL
 #define GLOBAL
 #define LOCAL
 #define INLINE
@@ -211,6 +212,7 @@ static void simt_free(void)
 #include "gpu/kernels.cl"
 #include "gpu/cache.cl"
 #include "gpu/attend.cl"
+#include "gpu/fused.cl"
 #include "gpu/one_bit.cl"
 #include "gpu/predicted.cl"
 #include "gpu/evict.cl"

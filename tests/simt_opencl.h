@@ -56,6 +56,8 @@ static cl_int simt_device_info(void *device, cl_uint name, size_t size, void *va
     (void)device, (void)size_ret;
     if (name == CL_DEVICE_NAME || name == CL_DRIVER_VERSION)
         snprintf(value, size, "simt");
+    else if (name == CL_DEVICE_MAX_COMPUTE_UNITS)
+        *(cl_uint *)value = 1;
     else
         memcpy(value, name == CL_DEVICE_TYPE ? &type : &memory, sizeof memory);
     return 0;

@@ -123,6 +123,7 @@ SAME(kernelParams, args); SAME(extra, extra); SAME(kern, kernel); SAME(ctx, cont
 _Static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v2) == sizeof(struct butler_cuda_node_params), "size");
 _Static_assert(CUDA_ERROR_OUT_OF_MEMORY == CUDA_OUT_OF_MEMORY && CUDA_ERROR_NO_DEVICE == CUDA_NO_DEVICE, "codes");
 _Static_assert(CU_STREAM_NON_BLOCKING == CUDA_STREAM_NON_BLOCKING, "flags");
+_Static_assert(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT == CUDA_PROCESSORS, "attributes");
 _Static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR == CUDA_CAPABILITY_MAJOR, "attributes");
 _Static_assert(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR == CUDA_CAPABILITY_MINOR, "attributes");
 _Static_assert(CUBLAS_OP_N == CUBLAS_NOT_TRANSPOSED && CUBLAS_OP_T == CUBLAS_TRANSPOSED && CUDA_R_32F == CUBLAS_FLOATS, "cuBLAS");

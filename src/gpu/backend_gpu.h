@@ -7,6 +7,7 @@
 struct butler_gpu_info {
     char name[160], driver[64];
     uint64_t memory, most_at_once; /* bytes: of the device, of one allocation */
+    int processors;                /* compute units */
     bool is_gpu;
 };
 

@@ -15,7 +15,10 @@ struct rows {
     const GLOBAL uint *places; /* of the pool's pages, where not all of them are here (row_at), or NULL */
 };
 #define ROWS BUFFER(places), int type, int row_bytes, int dim, int piece, float piece_scale
-#define ROWS_GIVEN {type, row_bytes, dim, piece, piece_scale, GIVEN(places) ? AT(uint, places) : 0}
+#define ROWS_GIVEN                                                                                                                 \
+    {                                                                                                                              \
+        type, row_bytes, dim, piece, piece_scale, GIVEN(places) ? AT(uint, places) : 0                                             \
+    }
 
 static float load_row(struct rows r, const GLOBAL uchar *row, int d)
 {
@@ -135,8 +138,8 @@ static int keys_at_once(struct rows r, int most)
 /* Writes k, v [n][n_kv_heads][dim] into slots from `first` on. Groups: n x n_kv_heads. table: that of the layer's first KV head,
  * others table_stride numbers apart, as are positions and order (evict.cl), which may be NULL: of tokens from `position` on. sums:
  * NULL, or of the attention that the slots receive, [group] each, which become 0. */
-KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts), BUFFER(positions), BUFFER(order),
-              BUFFER(sums), ulong sums_stride, int table_stride, ROWS, int n_kv_heads, int first, int position, int group)
+KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts), BUFFER(positions), BUFFER(order), BUFFER(sums),
+              ulong sums_stride, int table_stride, ROWS, int n_kv_heads, int first, int position, int group)
 {
     SHARED float x[MOST_DIM];
     const struct rows r = ROWS_GIVEN;
@@ -274,86 +277,126 @@ static void note_stats(const LOCAL float *x, LOCAL float *some, GLOBAL float *to
     do {                                                                                                                           \
         x[THREAD] = score;                                                                                                         \
         note_stats(x, some, AT(float, stats) + ((head) * (n_blocks) + GROUP(0)) * 2, 0, GIVEN(stats), 0,                           \
-                   (n) - GROUP(0) * THREADS < THREADS ? (n) - GROUP(0) * THREADS : THREADS, scale, by);                            \
+                   (n)-GROUP(0) * THREADS < THREADS ? (n)-GROUP(0) * THREADS : THREADS, scale, by);                                \
     } while (0)
 
-/* Scores of pages: of each, for q[dim], the sum, or with by_max the highest, over d of max(q_d max_d, q_d min_d). PAGE_LANES
- * threads read a record together, of two pages at a time, for all query heads of a KV head that a group has.
- *
- * k, v [n_kv_heads][dim], which may be NULL: first they are appended as slot n - 1, and the pages from `stale` on, of which one is
- * the last, are bounded (TinyServe's Algorithm 1, arXiv 2509.12211). Groups: blocks of PAGES pages x query heads by n_q. */
+/* Scores of pages, for query heads of one KV head: of each page and q[dim] the sum, or with by_max the highest, over d of
+ * max(q_d max_d, q_d min_d). PAGE_LANES threads read a record together, of two pages at a time, for all query heads. */
 #define PAGE_LANES 8
 #define PAGES (2 * THREADS / PAGE_LANES)
-KERNEL score_pages(BUFFER(scores), BUFFER(q), BUFFER(records), BUFFER(k), BUFFER(v), BUFFER(pool), BUFFER(table), BUFFER(shifts),
-                   STATS, ulong score_stride, ulong records_stride, int table_stride, ROWS, int group, int n_q, int n, int stale,
-                   int page, float deviation, int by_max)
+struct paging {
+    struct rows rows;
+    int n_q, n, stale, page, by_max, by; /* stale: the first page whose record is not made yet */
+    float deviation, scale;
+};
+
+/* What belongs to a KV head. k, v [dim] become slot n - 1, and the pages from `stale` on, of which one is the last, are bounded
+ * before they are scored; or they are NULL, and all records are made. */
+struct paged_head {
+    GLOBAL float *scores, *stats; /* of its query heads: scores are score_stride apart; NULL where none are combined */
+    const GLOBAL float *q, *k, *v, *shift;
+    GLOBAL uchar *records, *pool;
+    const GLOBAL uint *table;
+    ulong score_stride;
+};
+
+/* What a group shares while it scores. */
+struct page_space {
+    LOCAL float *x;     /* [KEY_FLOATS] keys, later query heads */
+    LOCAL float *part;  /* [MOST_HEADS * PAGES * PAGE_LANES] */
+    LOCAL float *score; /* [MOST_HEADS * PAGES] */
+    LOCAL float *some;  /* [THREADS] */
+};
+
+/* Block `block` of PAGES pages. */
+static INLINE void score_page_block(struct page_space g, struct paging p, struct paged_head h, int block)
 {
-    SHARED float x[KEY_FLOATS]; /* keys, later query heads */
-    SHARED float part[MOST_HEADS * PAGES * PAGE_LANES];
-    SHARED float score[MOST_HEADS * PAGES];
-    SHARED float some[THREADS];
-    const struct rows r = ROWS_GIVEN;
-    const int first = GROUP(0) * PAGES, n_pages = (n + page - 1) / page, head = GROUP(1) * n_q, kv_head = head / group;
+    const struct rows r = p.rows;
+    const int dim = r.dim, first = block * PAGES, n_pages = (p.n + p.page - 1) / p.page;
     const int end = first + PAGES < n_pages ? first + PAGES : n_pages, lane = THREAD % PAGE_LANES;
-    GLOBAL uchar *record = AT(uchar, records) + (ulong)kv_head * records_stride;
-    if (GIVEN(k) && stale < end) {
-        const GLOBAL uint *own = AT(uint, table) + kv_head * table_stride;
-        const GLOBAL float *shift = SHIFT_OF(kv_head);
-        const uint row = row_at(r, own, (uint)(n - 1));
-        int p = stale > first ? stale : first;
-        append_row(r, x, end == n_pages ? AT(uchar, pool) + (ulong)row * (ulong)(2 * row_bytes) : 0, AT(float, k) + kv_head * dim,
-                   AT(float, v) + kv_head * dim, shift);
+    if (h.k && p.stale < end) {
+        const uint row = row_at(r, h.table, (uint)(p.n - 1));
+        int own = p.stale > first ? p.stale : first;
+        append_row(r, g.x, end == n_pages ? h.pool + (ulong)row * (ulong)(2 * r.bytes) : 0, h.k, h.v, h.shift);
         do
-            bound_page(r, x, record, AT(uchar, pool), own, shift, page, p, n, deviation);
-        while (++p < end);
+            bound_page(r, g.x, h.records, h.pool, h.table, h.shift, p.page, own, p.n, p.deviation);
+        while (++own < end);
         BARRIER();
     }
-    for (int i = THREAD; i < n_q * dim; i += THREADS)
-        x[i] = AT(float, q)[head * dim + i];
+    for (int i = THREAD; i < p.n_q * dim; i += THREADS)
+        g.x[i] = h.q[i];
     BARRIER();
     const int p0 = first + THREAD / PAGE_LANES, p1 = p0 + THREADS / PAGE_LANES;
-    const GLOBAL uchar *record0 = record + (ulong)(p0 < end ? p0 : end - 1) * (ulong)(4 * dim);
-    const GLOBAL uchar *record1 = record + (ulong)(p1 < end ? p1 : end - 1) * (ulong)(4 * dim);
+    const GLOBAL uchar *record0 = h.records + (ulong)(p0 < end ? p0 : end - 1) * (ulong)(4 * dim);
+    const GLOBAL uchar *record1 = h.records + (ulong)(p1 < end ? p1 : end - 1) * (ulong)(4 * dim);
     float acc[MOST_HEADS][2];
-    for (int h = 0; h < MOST_HEADS; h++)
-        acc[h][0] = acc[h][1] = by_max ? -INFINITY : 0.0f;
+    for (int i = 0; i < MOST_HEADS; i++)
+        acc[i][0] = acc[i][1] = p.by_max ? -INFINITY : 0.0f;
     for (int d = 8 * lane; d < dim; d += 8 * PAGE_LANES) {
         float bounds[4][8];
-        UNROLL for (int j = 0; j < 4; j++) {
+        UNROLL
+        for (int j = 0; j < 4; j++) {
             uint w[4];
             load_bytes(w, (j < 2 ? record0 : record1) + 2 * (d + j % 2 * dim), 16);
             for (int i = 0; i < 8; i++)
                 bounds[j][i] = HALF_TO_FLOAT(w[i / 2] >> i % 2 * 16 & 0xffff);
         }
-        UNROLL for (int h = 0; h < MOST_HEADS; h++)
-            if (h < n_q)
+        UNROLL
+        for (int head = 0; head < MOST_HEADS; head++)
+            if (head < p.n_q)
                 for (int i = 0; i < 8; i++)
                     if (d + i < dim) {
-                        const float own = x[h * dim + d + i];
+                        const float own = g.x[head * dim + d + i];
                         const float score0 = fmax(own * bounds[0][i], own * bounds[1][i]);
                         const float score1 = fmax(own * bounds[2][i], own * bounds[3][i]);
-                        acc[h][0] = by_max ? fmax(acc[h][0], score0) : acc[h][0] + score0;
-                        acc[h][1] = by_max ? fmax(acc[h][1], score1) : acc[h][1] + score1;
+                        acc[head][0] = p.by_max ? fmax(acc[head][0], score0) : acc[head][0] + score0;
+                        acc[head][1] = p.by_max ? fmax(acc[head][1], score1) : acc[head][1] + score1;
                     }
     }
-    UNROLL for (int h = 0; h < MOST_HEADS; h++)
-        if (h < n_q) {
-            part[(h * PAGES + THREAD / PAGE_LANES) * PAGE_LANES + lane] = acc[h][0];
-            part[(h * PAGES + THREAD / PAGE_LANES + THREADS / PAGE_LANES) * PAGE_LANES + lane] = acc[h][1];
+    UNROLL
+    for (int head = 0; head < MOST_HEADS; head++)
+        if (head < p.n_q) {
+            g.part[(head * PAGES + THREAD / PAGE_LANES) * PAGE_LANES + lane] = acc[head][0];
+            g.part[(head * PAGES + THREAD / PAGE_LANES + THREADS / PAGE_LANES) * PAGE_LANES + lane] = acc[head][1];
         }
     BARRIER();
-    for (int i = THREAD; i < n_q * PAGES; i += THREADS) {
-        const int p = first + i % PAGES;
-        float all = part[i * PAGE_LANES];
+    for (int i = THREAD; i < p.n_q * PAGES; i += THREADS) {
+        const int at = first + i % PAGES;
+        float all = g.part[i * PAGE_LANES];
         for (int j = 1; j < PAGE_LANES; j++)
-            all = by_max ? fmax(all, part[i * PAGE_LANES + j]) : all + part[i * PAGE_LANES + j];
-        score[i] = all;
-        if (p < end)
-            AT(float, scores)[(ulong)(head + i / PAGES) * score_stride + (ulong)p] = all;
+            all = p.by_max ? fmax(all, g.part[i * PAGE_LANES + j]) : all + g.part[i * PAGE_LANES + j];
+        g.score[i] = all;
+        if (at < end)
+            h.scores[(ulong)(i / PAGES) * h.score_stride + (ulong)at] = all;
     }
     const ulong n_blocks = (ulong)((n_pages + PAGES - 1) / PAGES);
-    note_stats(score, some, AT(float, stats) + ((ulong)head * n_blocks + (ulong)GROUP(0)) * 2, 2 * n_blocks, GIVEN(stats) ? n_q : 0,
-               PAGES, end - first, scale, by);
+    note_stats(g.score, g.some, h.stats ? h.stats + (ulong)block * 2 : 0, 2 * n_blocks, h.stats ? p.n_q : 0, PAGES, end - first,
+               p.scale, p.by);
+}
+
+/* Groups: blocks of PAGES pages x query heads by n_q. k, v: struct paged_head. */
+KERNEL score_pages(BUFFER(scores), BUFFER(q), BUFFER(records), BUFFER(k), BUFFER(v), BUFFER(pool), BUFFER(table), BUFFER(shifts),
+                   STATS, ulong score_stride, ulong records_stride, int table_stride, ROWS, int group, int n_q, int n, int stale,
+                   int page, float deviation, int by_max)
+{
+    SHARED float x[KEY_FLOATS];
+    SHARED float part[MOST_HEADS * PAGES * PAGE_LANES];
+    SHARED float score[MOST_HEADS * PAGES];
+    SHARED float some[THREADS];
+    const int head = GROUP(1) * n_q, kv_head = head / group, n_blocks = ((n + page - 1) / page + PAGES - 1) / PAGES;
+    const struct page_space g = {x, part, score, some};
+    const struct paging p = {ROWS_GIVEN, n_q, n, stale, page, by_max, by, deviation, scale};
+    const struct paged_head h = {AT(float, scores) + (ulong)head * score_stride,
+                                 GIVEN(stats) ? AT(float, stats) + (ulong)(head * n_blocks) * 2 : 0,
+                                 AT(float, q) + head * dim,
+                                 GIVEN(k) ? AT(float, k) + kv_head * dim : 0,
+                                 GIVEN(v) ? AT(float, v) + kv_head * dim : 0,
+                                 SHIFT_OF(kv_head),
+                                 AT(uchar, records) + (ulong)kv_head * records_stride,
+                                 AT(uchar, pool),
+                                 AT(uint, table) + kv_head * table_stride,
+                                 score_stride};
+    score_page_block(g, p, h, GROUP(0));
 }
 
 /* scores[head][i] = q . key, less q . shift, of slot first + i, or where an order is given (evict.cl) of order[first + i]. Groups:
@@ -383,63 +426,83 @@ KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER
 
 /* ------------------------------------------------------------------------------------------------- selection */
 
+/* How rows of n_heads query heads that share a list become one. */
+struct combining {
+    LOCAL float *some, *shift, *factor;  /* [THREADS], [MOST_HEADS], [MOST_HEADS]; a head's score becomes score * factor - shift */
+    int n_heads, n_blocks, block, n, by; /* n scores each, their stats of n_blocks blocks of `block` scores */
+};
+
+/* shift and factor of each head, from stats[n_heads][n_blocks][2] and the heads' learned sinks, or NULL. */
+static INLINE void head_shifts(struct combining c, const GLOBAL float *stats, const GLOBAL float *sinks, float scale)
+{
+    const int lanes = THREADS / MOST_HEADS, head = THREAD / lanes, lane = THREAD % lanes, z = c.by & BY_ZSCORE;
+    const int end = head < c.n_heads ? c.n_blocks : 0;
+    const GLOBAL float *own = stats + (ulong)(end > 0 ? head : 0) * (ulong)(2 * c.n_blocks);
+    float first = z ? 0.0f : -INFINITY, second = 0;
+    for (int b = lane; b < end; b += lanes)
+        first = z ? fma(own[2 * b], (float)(c.n - b * c.block < c.block ? c.n - b * c.block : c.block), first)
+                  : fmax(first, own[2 * b]);
+    c.some[THREAD] = first;
+    BARRIER();
+    first = c.some[head * lanes];
+    for (int j = 1; j < lanes; j++)
+        first = z ? first + c.some[head * lanes + j] : fmax(first, c.some[head * lanes + j]);
+    first = z ? first / (float)c.n : first;
+    BARRIER();
+    for (int b = lane; b < end; b += lanes) {
+        const float off = own[2 * b] - first, size = (float)(c.n - b * c.block < c.block ? c.n - b * c.block : c.block);
+        second += z ? fma(off * off, size, own[2 * b + 1]) : own[2 * b + 1] * exp(off);
+    }
+    c.some[THREAD] = second;
+    BARRIER();
+    if (lane == 0 && head < c.n_heads) {
+        for (int j = 1; j < lanes; j++)
+            second += c.some[head * lanes + j];
+        if (z) {
+            c.factor[head] = second > 0 ? 1 / sqrt(second / (float)c.n) : 0.0f;
+            c.shift[head] = first * c.factor[head];
+        } else {
+            const float log_sum = first + log(second), sink = sinks ? sinks[head] : log_sum;
+            c.factor[head] = scale;
+            c.shift[head] = sinks ? fmax(log_sum, sink) + log(1 + exp(-fabs(log_sum - sink))) : log_sum;
+        }
+    }
+    BARRIER();
+}
+
+/* rows[n_heads], score_stride apart: one score of each head; the first becomes the list's. */
+static INLINE void combine_scores(struct combining c, GLOBAL float *rows, ulong score_stride)
+{
+    float own_scores[MOST_HEADS], most = -INFINITY, sum = 0;
+    const int z = c.by & BY_ZSCORE, mean = c.by & BY_MEAN;
+    for (int h = 0; h < MOST_HEADS; h++)
+        if (h < c.n_heads) {
+            own_scores[h] = rows[(ulong)h * score_stride] * c.factor[h] - c.shift[h];
+            most = fmax(most, own_scores[h]);
+        }
+    for (int h = 0; h < MOST_HEADS; h++)
+        if (h < c.n_heads && mean)
+            sum += z ? own_scores[h] : exp(own_scores[h] - most);
+    if (mean && z)
+        most = sum / (float)c.n_heads;
+    else if (mean)
+        most += log(sum / (float)c.n_heads);
+    *rows = most;
+}
+
 /* Rows of n_heads query heads -> the first of them, by BY_*: a softmax beside the head's learned sink, whose mean is the
- * logarithm of that of the shares. Their stats are of n_blocks blocks of `block` scores. sinks may be NULL. Groups: blocks of
- * THREADS scores x lists. */
+ * logarithm of that of the shares. Their stats are of blocks of `block` scores. sinks may be NULL. Groups: blocks of THREADS
+ * scores x lists. */
 KERNEL combine_rows(BUFFER(scores), BUFFER(sinks), STATS, ulong score_stride, int n_heads, int block, int n)
 {
     SHARED float some[THREADS];
     SHARED float shift[MOST_HEADS];
     SHARED float factor[MOST_HEADS];
-    const int lanes = THREADS / MOST_HEADS, head = THREAD / lanes, lane = THREAD % lanes, z = by & BY_ZSCORE, mean = by & BY_MEAN;
-    const int n_blocks = (n + block - 1) / block, end = head < n_heads ? n_blocks : 0, i = GROUP(0) * THREADS + THREAD;
-    const GLOBAL float *own = AT(float, stats) + (ulong)(GROUP(1) * n_heads + (end > 0 ? head : 0)) * (ulong)(2 * n_blocks);
-    GLOBAL float *rows = AT(float, scores) + (ulong)(GROUP(1) * n_heads) * score_stride + (ulong)i;
-    float first = z ? 0.0f : -INFINITY, second = 0;
-    for (int b = lane; b < end; b += lanes)
-        first = z ? fma(own[2 * b], (float)(n - b * block < block ? n - b * block : block), first) : fmax(first, own[2 * b]);
-    some[THREAD] = first;
-    BARRIER();
-    first = some[head * lanes];
-    for (int j = 1; j < lanes; j++)
-        first = z ? first + some[head * lanes + j] : fmax(first, some[head * lanes + j]);
-    first = z ? first / (float)n : first;
-    BARRIER();
-    for (int b = lane; b < end; b += lanes) {
-        const float off = own[2 * b] - first, size = (float)(n - b * block < block ? n - b * block : block);
-        second += z ? fma(off * off, size, own[2 * b + 1]) : own[2 * b + 1] * exp(off);
-    }
-    some[THREAD] = second;
-    BARRIER();
-    if (lane == 0 && head < n_heads) {
-        for (int j = 1; j < lanes; j++)
-            second += some[head * lanes + j];
-        if (z) {
-            factor[head] = second > 0 ? 1 / sqrt(second / (float)n) : 0.0f;
-            shift[head] = first * factor[head];
-        } else {
-            const float log_sum = first + log(second), sink = GIVEN(sinks) ? AT(float, sinks)[GROUP(1) * n_heads + head] : log_sum;
-            factor[head] = scale;
-            shift[head] = GIVEN(sinks) ? fmax(log_sum, sink) + log(1 + exp(-fabs(log_sum - sink))) : log_sum;
-        }
-    }
-    BARRIER();
-    if (i >= n)
-        return;
-    float own_scores[MOST_HEADS], most = -INFINITY, sum = 0;
-    for (int h = 0; h < MOST_HEADS; h++)
-        if (h < n_heads) {
-            own_scores[h] = rows[(ulong)h * score_stride] * factor[h] - shift[h];
-            most = fmax(most, own_scores[h]);
-        }
-    for (int h = 0; h < MOST_HEADS; h++)
-        if (h < n_heads && mean)
-            sum += z ? own_scores[h] : exp(own_scores[h] - most);
-    if (mean && z)
-        most = sum / (float)n_heads;
-    else if (mean)
-        most += log(sum / (float)n_heads);
-    *rows = most;
+    const int i = GROUP(0) * THREADS + THREAD, head = GROUP(1) * n_heads, n_blocks = (n + block - 1) / block;
+    const struct combining c = {some, shift, factor, n_heads, n_blocks, block, n, by};
+    head_shifts(c, AT(float, stats) + (ulong)head * (ulong)(2 * n_blocks), GIVEN(sinks) ? AT(float, sinks) + head : 0, scale);
+    if (i < n)
+        combine_scores(c, AT(float, scores) + (ulong)head * score_stride + (ulong)i, score_stride);
 }
 
 /* Scores of n slots -> of units of `unit` slots, in their place: the highest of each. n 0: nothing. */

@@ -372,7 +372,35 @@ static void gpu_attend(struct butler_backend *backend, const struct butler_layer
         count_pairs(&l, l.kv->n_kv_heads, n_newest);
 }
 
-/* Algorithm 1 of TinyServe: the new row, its page's bounds and all pages' scores in one launch. */
+/* Algorithm 1 of TinyServe in one launch, a group of threads a KV head: faster than five launches where there are not many more
+ * processors than KV heads; and what the group shares must suffice. */
+enum { MOST_PROCESSORS = 2 }; /* a KV head */
+
+static bool one_launch(const struct layer *l)
+{
+    const int n_blocks = BUTLER_CEIL_DIV(BUTLER_CEIL_DIV(l->n, l->kv->record_slots), GPU_PAGES), dim = l->kv->head_dim;
+    return l->gpu->info.processors <= MOST_PROCESSORS * l->kv->n_kv_heads &&
+           heads_together(l->group, dim, GPU_KEY_FLOATS) == l->group &&
+           heads_together(l->group, BUTLER_CEIL_DIV(dim, 8) * 8, GPU_QUERY_FLOATS) == l->group &&
+           2 * n_blocks <= BUTLER_CEIL_DIV(l->n, GPU_SLICE) * GPU_PARTIAL_FLOATS(dim); /* the stats' place is that of the slices */
+}
+
+static void retrieve_pages(const struct layer *l, const struct butler_attend_span *span, const struct butler_lists *lists)
+{
+    const struct butler_layer_state *state = l->state;
+    const struct butler_workspace *work = state->work;
+    const struct butler_choice *c = &span->selecting[0].choice;
+    butler_gpu_launch(l->gpu, GPU_retrieve_pages, l->kv->n_kv_heads, 1, 1, span->out, span->q, span->k, span->v, l->pool,
+                      l->head->table, l->shifts, l->head->records, work->scores, lists->memory, lists->n, noted_of(state),
+                      state->sinks, work->block, (uint64_t)l->kv->records_stride, (uint64_t)work->score_stride,
+                      (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words), l->table_stride, ROWS_OF(l), l->group, l->n,
+                      BUTLER_MIN(state->summarise_from, l->n - 1) / state->plan->unit, l->kv->record_slots, c->budget, c->first,
+                      c->last, scale_of(state), (double)state->softcap, deviation_of(state->plan), scores_by_max(state->plan),
+                      combined_by(state->plan), BUTLER_CEIL_DIV(l->n, GPU_SLICE));
+    count_lists(state, &span->selecting[0], lists->n_lists, span->selecting[0].n);
+}
+
+/* Algorithm 1 of TinyServe: one launch, or one for the new row, its page's bounds and all pages' scores, and more for the rest. */
 static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butler_attend_span *span)
 {
     const struct butler_layer_state *state = &span->state;
@@ -382,9 +410,13 @@ static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butl
     if (!state->plan->fused || !span->selects || !bounds_pages(state->plan) || lists.n_lists != l.kv->n_kv_heads ||
         l.group > GPU_MOST_HEADS)
         return false;
-    score_pages(&l, span->q, span->k, span->v, BUTLER_MIN(from, l.n - 1) / state->plan->unit);
     count_recorded(&l, from);
     state->traffic->metric_bytes += (uint64_t)span->selecting[0].choice.n_units * (uint64_t)l.kv->n_kv_heads * l.kv->record_bytes;
+    if (one_launch(&l)) {
+        retrieve_pages(&l, span, &lists);
+        return true;
+    }
+    score_pages(&l, span->q, span->k, span->v, BUTLER_MIN(from, l.n - 1) / state->plan->unit);
     gpu_select(backend, state, span->q, &span->selecting[0], &lists);
     attend_rows(&l, span->q, span->out, 1, &lists, INT32_MAX, l.n, 1);
     return true;

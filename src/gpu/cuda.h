@@ -7,6 +7,7 @@ typedef unsigned long ulong;
 #define THREADS 128
 /* At least 4 groups on a multiprocessor, which hide each other's waits: a thread has up to 128 registers. */
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 4)
+#define LARGE_KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #define GLOBAL
 #define LOCAL
 #define INLINE __forceinline__

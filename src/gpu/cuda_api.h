@@ -14,7 +14,8 @@ enum {
     CUDA_OUT_OF_MEMORY = 2,
     CUDA_NO_DEVICE = 100,
     CUDA_STREAM_NON_BLOCKING = 1, /* does not wait for the default stream of the process */
-    CUDA_CAPABILITY_MAJOR = 75,   /* attributes of a device */
+    CUDA_PROCESSORS = 16,         /* attributes of a device */
+    CUDA_CAPABILITY_MAJOR = 75,
     CUDA_CAPABILITY_MINOR = 76,
 };
 

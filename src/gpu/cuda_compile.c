@@ -53,8 +53,8 @@ static struct image *image_new(size_t n_bytes)
 /* The dialect and the kernels as one text; NULL: no memory. */
 static char *join_texts(void)
 {
-    static const enum butler_gpu_text which[] = {GPU_TEXT_CUDA,    GPU_TEXT_KERNELS,   GPU_TEXT_CACHE, GPU_TEXT_ATTEND,
-                                                 GPU_TEXT_ONE_BIT, GPU_TEXT_PREDICTED, GPU_TEXT_EVICT};
+    static const enum butler_gpu_text which[] = {GPU_TEXT_CUDA,  GPU_TEXT_KERNELS, GPU_TEXT_CACHE,     GPU_TEXT_ATTEND,
+                                                 GPU_TEXT_FUSED, GPU_TEXT_ONE_BIT, GPU_TEXT_PREDICTED, GPU_TEXT_EVICT};
     const char *texts[BUTLER_COUNT(which)];
     size_t lengths[BUTLER_COUNT(which)], n = 0;
     for (size_t i = 0; i < BUTLER_COUNT(which); i++) {

@@ -83,7 +83,7 @@ static const struct butler_cuda *open_driver(int index, int *version, struct but
 
 static int find(int index, struct butler_gpu_info *info, struct butler_error *err)
 {
-    int version, n = 0, device, code;
+    int version, n = 0, device, processors = 0, code;
     size_t memory = 0;
     char text[GPU_CODE];
     const struct butler_cuda *cuda = open_driver(index, &version, err);
@@ -99,6 +99,8 @@ static int find(int index, struct butler_gpu_info *info, struct butler_error *er
         code = cuda->DeviceGetName(info->name, sizeof info->name - 1, device);
     if (code == 0)
         code = cuda->DeviceTotalMem_v2(&memory, device);
+    if (code == 0)
+        code = cuda->DeviceGetAttribute(&processors, CUDA_PROCESSORS, device);
     if (code != 0) {
         name_code(cuda, code, text);
         return butler_fail(err, BUTLER_ERROR_IO, "device cuda:%d cannot be described (%s)", index, text);
@@ -106,6 +108,7 @@ static int find(int index, struct butler_gpu_info *info, struct butler_error *er
     snprintf(info->driver, sizeof info->driver, "CUDA %d.%d, %s", version / 1000, version % 1000 / 10,
              butler_cublas_open(version / 1000) ? "cuBLAS" : "no cuBLAS");
     info->memory = info->most_at_once = memory;
+    info->processors = processors;
     info->is_gpu = true;
     return 0;
 }

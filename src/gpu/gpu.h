@@ -34,6 +34,7 @@
     each(repeat, "bbblliii") \
     each(attend, "bbbbbbliiiii" GPU_ROWS "fiii") \
     each(merge, "bbbbiiiiii") \
+    each(retrieve_pages, "bbbbbbbbbbbbbblllli" GPU_ROWS "iiiiiiifffiii") \
     each(record_bits, "bbbbli" GPU_ROWS "iiii") \
     each(score_bits, "bbbbfilliii") \
     each(record_predicted, "bbbbbblli" GPU_ROWS "iiii") \
@@ -167,6 +168,7 @@ enum butler_gpu_text {
     GPU_TEXT_KERNELS,
     GPU_TEXT_CACHE,
     GPU_TEXT_ATTEND,
+    GPU_TEXT_FUSED,
     GPU_TEXT_ONE_BIT,
     GPU_TEXT_PREDICTED,
     GPU_TEXT_EVICT,

@@ -46,6 +46,7 @@ static int find(int index, struct butler_gpu_info *info, struct butler_error *er
 {
     const struct butler_opencl *cl = butler_opencl_open();
     cl_ulong type = 0;
+    cl_uint processors = 0;
     if (!cl)
         return butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "device opencl:%d: there is no OpenCL driver (libOpenCL.so.1)", index);
     void *device = device_at(cl, index);
@@ -56,7 +57,9 @@ static int find(int index, struct butler_gpu_info *info, struct butler_error *er
     cl->GetDeviceInfo(device, CL_DRIVER_VERSION, sizeof info->driver - 1, info->driver, NULL);
     cl->GetDeviceInfo(device, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof info->memory, &info->memory, NULL);
     cl->GetDeviceInfo(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof info->most_at_once, &info->most_at_once, NULL);
+    cl->GetDeviceInfo(device, CL_DEVICE_MAX_COMPUTE_UNITS, sizeof processors, &processors, NULL);
     cl->GetDeviceInfo(device, CL_DEVICE_TYPE, sizeof type, &type, NULL);
+    info->processors = (int)processors;
     info->is_gpu = (type & CL_DEVICE_TYPE_GPU) != 0;
     return 0;
 }
@@ -64,8 +67,8 @@ static int find(int index, struct butler_gpu_info *info, struct butler_error *er
 /* The driver compiles the kernels. */
 static int build(struct butler_gpu *gpu, struct butler_error *err)
 {
-    static const enum butler_gpu_text which[] = {GPU_TEXT_OPENCL,  GPU_TEXT_KERNELS,   GPU_TEXT_CACHE, GPU_TEXT_ATTEND,
-                                                 GPU_TEXT_ONE_BIT, GPU_TEXT_PREDICTED, GPU_TEXT_EVICT};
+    static const enum butler_gpu_text which[] = {GPU_TEXT_OPENCL, GPU_TEXT_KERNELS, GPU_TEXT_CACHE,     GPU_TEXT_ATTEND,
+                                                 GPU_TEXT_FUSED,  GPU_TEXT_ONE_BIT, GPU_TEXT_PREDICTED, GPU_TEXT_EVICT};
     const struct butler_opencl *cl = cl_of(gpu);
     const char *texts[BUTLER_COUNT(which)];
     size_t lengths[BUTLER_COUNT(which)];

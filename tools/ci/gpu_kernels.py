@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ["cuda.h", "kernels.cl", "cache.cl", "attend.cl", "one_bit.cl", "predicted.cl", "evict.cl"]
+SOURCES = ["cuda.h", "kernels.cl", "cache.cl", "attend.cl", "fused.cl", "one_bit.cl", "predicted.cl", "evict.cl"]
 OPTIONS = ["-default-device", "-fmad=false", "--ptxas-options=-v"]
 USED = re.compile(r"Compiling entry function '(\w+)' .*\n.*\n.* (\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill "
                   r"loads\n.*Used (\d+) registers(?:.* (\d+) bytes smem)?")
