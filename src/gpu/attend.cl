@@ -32,9 +32,8 @@ static INLINE void load_keys(struct rows r, float v[4][8], const GLOBAL uchar *p
             for (int i = 0; i < 8; i++)
                 v[j][i] = HALF_TO_FLOAT(w[j][i / 2] >> i % 2 * 16 & 0xffff);
     } else
-        UNROLL
-    for (int j = 0; j < 4; j++)
-        load_some(r, v[j], pool_row(r, pool, rows[j], 0), d, 8);
+        UNROLL for (int j = 0; j < 4; j++)
+            load_some(r, v[j], pool_row(r, pool, rows[j], 0), d, 8);
 }
 
 /* v[8][4] = numbers [d, d + 4) of eight values; d may be behind the last. */
@@ -51,9 +50,8 @@ static INLINE void load_values(struct rows r, float v[8][4], const GLOBAL uchar 
             for (int i = 0; i < 4; i++)
                 v[j][i] = HALF_TO_FLOAT(w[j][i / 2] >> i % 2 * 16 & 0xffff);
     } else
-        UNROLL
-    for (int j = 0; j < 8; j++)
-        load_some(r, v[j], pool_row(r, pool, rows[j], 1), d, 4);
+        UNROLL for (int j = 0; j < 8; j++)
+            load_some(r, v[j], pool_row(r, pool, rows[j], 1), d, 4);
 }
 
 /* Heads and rows that attention over a list goes by. */

@@ -15,10 +15,7 @@ struct rows {
     const GLOBAL uint *places; /* of the pool's pages, where not all of them are here (row_at), or NULL */
 };
 #define ROWS BUFFER(places), int type, int row_bytes, int dim, int piece, float piece_scale
-#define ROWS_GIVEN                                                                                                                 \
-    {                                                                                                                              \
-        type, row_bytes, dim, piece, piece_scale, GIVEN(places) ? AT(uint, places) : 0                                             \
-    }
+#define ROWS_GIVEN {type, row_bytes, dim, piece, piece_scale, GIVEN(places) ? AT(uint, places) : 0}
 
 static float load_row(struct rows r, const GLOBAL uchar *row, int d)
 {
@@ -138,8 +135,8 @@ static int keys_at_once(struct rows r, int most)
 /* Writes k, v [n][n_kv_heads][dim] into slots from `first` on. Groups: n x n_kv_heads. table: that of the layer's first KV head,
  * others table_stride numbers apart, as are positions and order (evict.cl), which may be NULL: of tokens from `position` on. sums:
  * NULL, or of the attention that the slots receive, [group] each, which become 0. */
-KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts), BUFFER(positions), BUFFER(order), BUFFER(sums),
-              ulong sums_stride, int table_stride, ROWS, int n_kv_heads, int first, int position, int group)
+KERNEL append(BUFFER(pool), BUFFER(table), BUFFER(k), BUFFER(v), BUFFER(shifts), BUFFER(positions), BUFFER(order),
+              BUFFER(sums), ulong sums_stride, int table_stride, ROWS, int n_kv_heads, int first, int position, int group)
 {
     SHARED float x[MOST_DIM];
     const struct rows r = ROWS_GIVEN;
@@ -277,7 +274,7 @@ static void note_stats(const LOCAL float *x, LOCAL float *some, GLOBAL float *to
     do {                                                                                                                           \
         x[THREAD] = score;                                                                                                         \
         note_stats(x, some, AT(float, stats) + ((head) * (n_blocks) + GROUP(0)) * 2, 0, GIVEN(stats), 0,                           \
-                   (n)-GROUP(0) * THREADS < THREADS ? (n)-GROUP(0) * THREADS : THREADS, scale, by);                                \
+                   (n) - GROUP(0) * THREADS < THREADS ? (n) - GROUP(0) * THREADS : THREADS, scale, by);                            \
     } while (0)
 
 /* Scores of pages, for query heads of one KV head: of each page and q[dim] the sum, or with by_max the highest, over d of
@@ -334,15 +331,13 @@ static INLINE void score_page_block(struct page_space g, struct paging p, struct
         acc[i][0] = acc[i][1] = p.by_max ? -INFINITY : 0.0f;
     for (int d = 8 * lane; d < dim; d += 8 * PAGE_LANES) {
         float bounds[4][8];
-        UNROLL
-        for (int j = 0; j < 4; j++) {
+        UNROLL for (int j = 0; j < 4; j++) {
             uint w[4];
             load_bytes(w, (j < 2 ? record0 : record1) + 2 * (d + j % 2 * dim), 16);
             for (int i = 0; i < 8; i++)
                 bounds[j][i] = HALF_TO_FLOAT(w[i / 2] >> i % 2 * 16 & 0xffff);
         }
-        UNROLL
-        for (int head = 0; head < MOST_HEADS; head++)
+        UNROLL for (int head = 0; head < MOST_HEADS; head++)
             if (head < p.n_q)
                 for (int i = 0; i < 8; i++)
                     if (d + i < dim) {
@@ -353,8 +348,7 @@ static INLINE void score_page_block(struct page_space g, struct paging p, struct
                         acc[head][1] = p.by_max ? fmax(acc[head][1], score1) : acc[head][1] + score1;
                     }
     }
-    UNROLL
-    for (int head = 0; head < MOST_HEADS; head++)
+    UNROLL for (int head = 0; head < MOST_HEADS; head++)
         if (head < p.n_q) {
             g.part[(head * PAGES + THREAD / PAGE_LANES) * PAGE_LANES + lane] = acc[head][0];
             g.part[(head * PAGES + THREAD / PAGE_LANES + THREADS / PAGE_LANES) * PAGE_LANES + lane] = acc[head][1];
@@ -428,7 +422,7 @@ KERNEL score_keys(BUFFER(scores), BUFFER(q), BUFFER(pool), BUFFER(table), BUFFER
 
 /* How rows of n_heads query heads that share a list become one. */
 struct combining {
-    LOCAL float *some, *shift, *factor;  /* [THREADS], [MOST_HEADS], [MOST_HEADS]; a head's score becomes score * factor - shift */
+    LOCAL float *some, *shift, *factor; /* [THREADS], [MOST_HEADS], [MOST_HEADS]; a head's score becomes score * factor - shift */
     int n_heads, n_blocks, block, n, by; /* n scores each, their stats of n_blocks blocks of `block` scores */
 };
 

@@ -481,12 +481,7 @@ static INLINE void multiply(float *acc, int tokens, struct factors f, int type, 
         const int n_rows = OF(which, n_rows0, n_rows1, n_rows2), type = OF(which, type0, type1, type2);                            \
         struct factors f = {OF(which, AT(uchar, w0), AT(uchar, w1), AT(uchar, w2)) +                                               \
                                 (ulong)(row < n_rows ? row : n_rows - 1) * (ulong)OF(which, row_bytes0, row_bytes1, row_bytes2),   \
-                            staged,                                                                                                \
-                            0,                                                                                                     \
-                            columns / 32,                                                                                          \
-                            (n_cols + 31) / 32,                                                                                    \
-                            n_cols,                                                                                                \
-                            n - first < tokens ? n - first : tokens};                                                              \
+                            staged, 0, columns / 32, (n_cols + 31) / 32, n_cols, n - first < tokens ? n - first : tokens};         \
         float acc[tokens];                                                                                                         \
         for (int t = 0; t < tokens; t++)                                                                                           \
             acc[t] = 0;                                                                                                            \

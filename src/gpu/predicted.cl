@@ -1,7 +1,6 @@
 /* Keys that a predictor gives (TokenButler, arXiv 2503.07518) on a device: records and scores of the metrics of
  * src/metrics/predicted.c, with their bytes. A record has BLOCK_TOKENS tokens, once for each predicted key of the KV head: of 4 or
- * 8 bits a channel {uchar scale[16], uchar k[..][16][4]}, else {half k[d][16]} (kernels.h). A thread has a channel: d <= THREADS.
- */
+ * 8 bits a channel {uchar scale[16], uchar k[..][16][4]}, else {half k[d][16]} (kernels.h). A thread has a channel: d <= THREADS. */
 
 #define BLOCK_TOKENS 16
 
