@@ -113,17 +113,17 @@ def test_a_predictor_alone_changes_no_policy(predictor, tmp_path):
         assert found["policy"] == policy
 
 
-QWEN = SMOLLM2.parent / "qwen2.5-coder-0.5b.gguf"
-
-
-@pytest.mark.skipif(not QWEN.exists(), reason="models/qwen2.5-coder-0.5b.gguf is absent (./setup --model qwen2.5-coder-0.5b)")
-def test_the_predictor_of_qwen_ranks_tokens():
+@pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
+def test_predictors_of_qwen_rank_tokens(name):
     """The shipped one is for the file that setup makes, and ranks more of the top half right than pages and chance do."""
+    model = SMOLLM2.parent / f"{name}.gguf"
+    if not model.exists():
+        pytest.skip(f"models/{name}.gguf is absent (./setup --model {name})")
     policies = {"tokenbutler2": "tokenbutler2:on_top=0,sinks=4,recent=0", "quest": "quest:dense=1", "random": "random:dense=1"}
     flags = [word for policy in policies.values() for word in ("--kv", policy)]
     found = {row["policy"].split(":")[0]: row["value"] for row in rows(
-        "eval", "recall", "-m", QWEN, "--data", ROOT / "models" / "long_text.txt", "--length", "384", "--limit", "1", "--set", "dense=1,steps=2",
-        "--budget", "0.25", "--predictor", ROOT / "models" / "qwen2.5-coder-0.5b.tokenbutler2.gguf", *flags) if row["metric"] == "top_half_accuracy"}
+        "eval", "recall", "-m", model, "--data", ROOT / "models" / "long_text.txt", "--length", "384", "--limit", "1", "--set", "dense=1,steps=2",
+        "--budget", "0.25", "--predictor", ROOT / "models" / f"{name}.tokenbutler2.gguf", *flags) if row["metric"] == "top_half_accuracy"}
     assert found["tokenbutler2"] > found["quest"] + 0.02 > found["random"] + 0.05, found
 
 
