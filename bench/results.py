@@ -22,8 +22,8 @@ PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, 
     ("longbench", "multi_news", "rouge_l"), ("ruler", "niah_single_1 7900", "string_match"), ("recall", None, "top_half_accuracy"),
     ("mc", "all sets, 5 shots", "mean"), ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
 MULTIKEY, WHOLE, SPEED = ("ruler", "niah_multikey_2", "string_match"), ("coref", None, "accuracy"), ("speed", None, "speed_up")
-DECODED = ("coref", "decoded", "accuracy")
-TITLES = {SPEED: "speed of steps at 16,384 tokens, % of full's", WHOLE: "co-reference, whole names, %",
+DECODED, ZERO_SHOT = ("coref", "decoded", "accuracy"), ("mc", "four sets, decoded", "mean")
+TITLES = {ZERO_SHOT: "their mean, %", SPEED: "speed of steps at 16,384 tokens, % of full's", WHOLE: "co-reference, whole names, %",
           DECODED: "the same, the text before it decoded too, %", MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl",
           NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
@@ -42,7 +42,9 @@ DEFAULT_TASKS = [(task, None) for task in (LONG_KEY, BOOK, NEWS)]
 SETS = {"hellaswag": ("acc_norm", "40.9"), "piqa": ("acc_norm", "66.3"), "arc_easy": ("acc_norm", "–"), "winogrande": ("accuracy", "–"),
         "boolq": ("accuracy", "–"), "lambada": ("accuracy", "–")}  # metric, published
 FEW_SHOT = [name for name in SETS if name != "boolq"]  # whose five examples are over a thousand tokens
+ZERO_SHOT_SETS = [("mc", name, SETS[name][0]) for name in ("hellaswag", "piqa", "arc_easy", "winogrande")]  # of TokenButler's figure 6
 MEANS = {QUESTIONS: [("mc", f"{name}, 5 shots", SETS[name][0]) for name in FEW_SHOT],  # what a mean is of
+         ZERO_SHOT: ZERO_SHOT_SETS,
          RULER_4K: RULER[4096], RULER_8K: RULER[7900]}
 DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), "fier:levels=means": ("#003860", ""), "tinyserve": ("#17becf", ""), QUEST: ("#009e73", ""), BUTLER2: ("#d55e00", ""), "tokenbutler2": ("#8c2d04", ""),
          "snapkv": ("#cc79a7", "6 3"), "pyramidkv": ("#8c564b", "6 3"), "tova": ("#9467bd", "6 3"), H2O: ("#e69f00", "6 3"), VATP: ("#b8a000", "6 3"),
@@ -372,6 +374,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE), "large": table(models[LARGE], LARGE_TABLE),
               "page sizes": table(models[QWEN], PAGE_TASKS, PAGE_SIZES),
+              "zero-shot": table(found[MODEL_NAMES[QWEN]], [(task, HALF) for task in [*ZERO_SHOT_SETS, ZERO_SHOT]]),
               "claims": claims(found, undecided=False), "claims of SmolLM2": claims({MODEL_NAMES[MODEL]: rows}), "published": published(rows),
               **{f"{length} {budget_text(budget)}": table(rows, [(task, budget) for task in tasks], titles={})
                  for length, tasks in RULER.items() for budget in BUDGETS}}
