@@ -70,7 +70,8 @@ int nvrtcCreateProgram(void **program, const char *text, const char *name, int n
         complain("not the dialect", "cuda.h");
     for (int i = 0; i < GPU_N_KERNELS; i++) {
         char declared[64];
-        snprintf(declared, sizeof declared, "%s%s", !strncmp(kernels[i], "matmul", 6) ? "\nMATMUL(" : "KERNEL ", kernels[i]);
+        const char *how = !strncmp(kernels[i], "matmul", 6) ? "MATMUL(" : i == GPU_retrieve_pages ? "LARGE_KERNEL " : "KERNEL ";
+        snprintf(declared, sizeof declared, "\n%s%s", how, kernels[i]);
         if (!strstr(text, declared))
             complain("not in the text", kernels[i]);
     }

@@ -11,7 +11,7 @@
 #include "gpu/cuda_graph.h"
 
 enum {
-    LEAST_LAUNCHES = 12, /* of a graph: fewer are launched one by one */
+    LEAST_LAUNCHES = 16, /* of a graph: fewer are launched one by one */
     PIECE = 64,          /* launches of a graph: the device begins with a step while the host still makes the rest of it */
     MOST_GRAPHS = 64 /* sequences that are remembered: pieces of steps of other numbers of sessions, that select or do not, ... */
 };
