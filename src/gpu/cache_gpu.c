@@ -385,7 +385,8 @@ static bool one_launch(const struct layer *l)
            2 * n_blocks <= BUTLER_CEIL_DIV(l->n, GPU_SLICE) * GPU_PARTIAL_FLOATS(dim); /* the stats' place is that of the slices */
 }
 
-static void retrieve_pages(const struct layer *l, const struct butler_attend_span *span, const struct butler_lists *lists)
+static void retrieve_pages(const struct layer *l, const struct butler_attend_span *span, const struct butler_lists *lists,
+                           int stale)
 {
     const struct butler_layer_state *state = l->state;
     const struct butler_workspace *work = state->work;
@@ -394,9 +395,9 @@ static void retrieve_pages(const struct layer *l, const struct butler_attend_spa
                       l->head->table, l->shifts, l->head->records, work->scores, lists->memory, lists->n, noted_of(state),
                       state->sinks, work->block, (uint64_t)l->kv->records_stride, (uint64_t)work->score_stride,
                       (uint64_t)lists->stride, (uint64_t)(2 * state->selection->words), l->table_stride, ROWS_OF(l), l->group, l->n,
-                      BUTLER_MIN(state->summarise_from, l->n - 1) / state->plan->unit, l->kv->record_slots, c->budget, c->first,
-                      c->last, scale_of(state), (double)state->softcap, deviation_of(state->plan), scores_by_max(state->plan),
-                      combined_by(state->plan), BUTLER_CEIL_DIV(l->n, GPU_SLICE));
+                      stale, l->kv->record_slots, c->budget, c->first, c->last, scale_of(state), (double)state->softcap,
+                      deviation_of(state->plan), scores_by_max(state->plan), combined_by(state->plan),
+                      BUTLER_CEIL_DIV(l->n, GPU_SLICE));
     count_lists(state, &span->selecting[0], lists->n_lists, span->selecting[0].n);
 }
 
@@ -406,17 +407,17 @@ static bool gpu_retrieve_fused(struct butler_backend *backend, const struct butl
     const struct butler_layer_state *state = &span->state;
     const struct layer l = layer_of(backend, state);
     const struct butler_lists lists = butler_lists_of(state, 0);
-    const int from = state->summarise_from;
+    const int from = state->summarise_from, stale = BUTLER_MIN(from, l.n - 1) / state->plan->unit;
     if (!state->plan->fused || !span->selects || !bounds_pages(state->plan) || lists.n_lists != l.kv->n_kv_heads ||
         l.group > GPU_MOST_HEADS)
         return false;
     count_recorded(&l, from);
     state->traffic->metric_bytes += (uint64_t)span->selecting[0].choice.n_units * (uint64_t)l.kv->n_kv_heads * l.kv->record_bytes;
     if (one_launch(&l)) {
-        retrieve_pages(&l, span, &lists);
+        retrieve_pages(&l, span, &lists, stale);
         return true;
     }
-    score_pages(&l, span->q, span->k, span->v, BUTLER_MIN(from, l.n - 1) / state->plan->unit);
+    score_pages(&l, span->q, span->k, span->v, stale);
     gpu_select(backend, state, span->q, &span->selecting[0], &lists);
     attend_rows(&l, span->q, span->out, 1, &lists, INT32_MAX, l.n, 1);
     return true;
