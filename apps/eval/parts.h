@@ -72,7 +72,7 @@ struct eval_shares {
     struct eval_cost *costs; /* [n][n_items] */
     bool *have;              /* [n][n_items] measured */
     bool *mine;              /* [n_items] this process measures what is lacking of the item */
-    int n_have, n_todo;      /* at first, of all processes; of this process */
+    int n_have;              /* at first, of all processes */
 };
 bool eval_is_root(const struct eval_params *params);
 /* Makes what one process has known to all, and distributes the items that lack a measurement. */

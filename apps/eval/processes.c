@@ -84,7 +84,6 @@ int eval_share_begin(struct eval_shares *shares, struct butler_error *err)
             lacking += !shares->have[(size_t)p * (size_t)shares->n_items + (size_t)i];
         shares->n_have += shares->n - lacking;
         shares->mine[i] = lacking > 0 && (n_ranks == 1 || next++ % n_ranks == shares->processes->rank);
-        shares->n_todo += shares->mine[i] ? lacking : 0;
     }
     return code;
 }

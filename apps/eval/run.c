@@ -10,6 +10,9 @@
 
 #include "parts.h"
 
+/* An item under a policy, by what it costs: it reads the item's prompt, or another policy has read it. */
+enum kind { READS, SHARES, N_KINDS };
+
 /* Policies that run together: their items' prompts are read once if they can be shared. */
 struct pass {
     struct eval_run *run;
@@ -22,8 +25,11 @@ struct pass {
     uint64_t prefix_bytes; /* of each thread's prefix cache: the longest prompt */
     struct eval_shares shares;
     double before, share; /* fractions of the whole work */
+    int todo[N_KINDS];
     pthread_mutex_t lock; /* of the fields below, and of the journal */
-    int next_item, n_finished;
+    int done[N_KINDS];
+    double seconds[N_KINDS]; /* that they took */
+    int next_item;
     bool stop, stopped;
     int failed_item; /* the first that failed, INT_MAX: none */
     int code;
@@ -40,17 +46,27 @@ static double *values_of(const struct pass *pass, int p, int item)
     return pass->shares.values + index_of(pass, p, item) * (size_t)pass->run->n_values;
 }
 
+/* By time, since a prompt takes much longer than an answer: nothing is said until each kind has been done once. */
 static void show_progress(const struct pass *pass)
 {
+    double spent = 0, remaining = 0;
+    for (int k = 0; k < N_KINDS; k++) {
+        const int left = pass->todo[k] - pass->done[k];
+        if (left > 0 && pass->done[k] == 0 && pass->done[READS] > 0)
+            return;
+        spent += pass->seconds[k];
+        remaining += left > 0 && pass->done[k] > 0 ? left * pass->seconds[k] / pass->done[k] : 0;
+    }
     /* Other processes are taken to be as far with their share as this one. */
-    const double all = (double)pass->n * pass->run->items.n, have = pass->shares.n_have;
-    const double done = have + (all - have) * pass->n_finished / BUTLER_MAX(pass->shares.n_todo, 1);
+    const double have = pass->shares.n_have / ((double)pass->n * pass->run->items.n);
+    const double own = spent + remaining > 0 ? spent / (spent + remaining) : 0;
     if (pass->events->progress)
-        pass->events->progress(pass->events->user, pass->before + pass->share * done / all);
+        pass->events->progress(pass->events->user, pass->before + pass->share * (have + (1 - have) * own));
 }
 
 /* An item under a policy is measured: into the journal. */
-static int finish_one(struct pass *pass, int p, int item, const char *output, struct butler_error *err)
+static int finish_one(struct pass *pass, int p, int item, const char *output, enum kind kind, double seconds,
+                      struct butler_error *err)
 {
     const size_t at = index_of(pass, p, item);
     pthread_mutex_lock(&pass->lock);
@@ -62,7 +78,8 @@ static int finish_one(struct pass *pass, int p, int item, const char *output, st
                                            .output = output};
     const int code = eval_journal_add(pass->journal, pass->run, &kept, err);
     pass->shares.have[at] = code == 0;
-    pass->n_finished++;
+    pass->done[kind]++;
+    pass->seconds[kind] += seconds;
     show_progress(pass);
     pthread_mutex_unlock(&pass->lock);
     return code;
@@ -79,7 +96,7 @@ static int wants_dense(const struct eval_run *run, const struct eval_policy *pol
 }
 
 /* One item under one policy. donors[2]: dense, and with the policy's metric. */
-static int run_one(struct pass *pass, struct eval_run *run, int p, int item_index, struct eval_donor *donors,
+static int run_one(struct pass *pass, struct eval_run *run, int p, int item_index, struct eval_donor *donors, enum kind kind,
                    struct butler_error *err)
 {
     const struct eval_policy *policy = pass->policies[p];
@@ -102,9 +119,10 @@ static int run_one(struct pass *pass, struct eval_run *run, int p, int item_inde
     if (code == 0) {
         struct butler_stats stats = {BUTLER_INIT(butler_stats)};
         butler_session_stats(trial.session, &stats);
-        eval_cost_take(&trial.cost, &stats, butler_seconds() - start);
+        const double seconds = butler_seconds() - start;
+        eval_cost_take(&trial.cost, &stats, seconds);
         pass->shares.costs[index_of(pass, p, item_index)] = trial.cost;
-        code = finish_one(pass, p, item_index, trial.output, err);
+        code = finish_one(pass, p, item_index, trial.output, kind, seconds, err);
     }
     eval_watch_end(&trial);
     butler_session_free(trial.session);
@@ -127,11 +145,13 @@ static int run_together(struct pass *pass, struct eval_run *run, int item_index,
             policies[n] = pass->policies[p];
             which[n++] = p;
         }
+    const double start = butler_seconds();
     if (code == 0 && n > 0)
         code = run->task->run_together(run, &run->items.items[item_index], policies, n, values, costs, err);
+    const double seconds = (butler_seconds() - start) / BUTLER_MAX(n, 1);
     for (int i = 0; i < n && code == 0; i++) {
         pass->shares.costs[index_of(pass, which[i], item_index)] = costs[i];
-        code = finish_one(pass, which[i], item_index, NULL, err);
+        code = finish_one(pass, which[i], item_index, NULL, READS, seconds, err);
     }
     free(values);
     free(policies);
@@ -166,16 +186,26 @@ static void fail_item(struct pass *pass, int item, int code, const struct butler
     pthread_mutex_unlock(&pass->lock);
 }
 
+/* Whether an item is to be measured under a policy whose prompt is read with (observes) or without its metric. */
+static bool is_todo(const struct pass *pass, int p, int item, bool observes)
+{
+    return eval_policy_observes(pass->run, pass->policies[p]->runs) == observes && !pass->shares.have[index_of(pass, p, item)];
+}
+
 static int run_item(struct pass *pass, struct eval_run *run, int item, struct eval_donor *donors, struct butler_error *err)
 {
     int code = 0;
     if (pass->run->task->run_together)
         return run_together(pass, run, item, err);
     /* First the policies that share the dense prompt, so that at most two prompts are held. */
-    for (int observes = 0; observes < 2; observes++)
+    for (int observes = 0; observes < 2; observes++) {
+        enum kind kind = READS;
         for (int p = 0; p < pass->n && code == 0; p++)
-            if (eval_policy_observes(run, pass->policies[p]->runs) == (bool)observes && !pass->shares.have[index_of(pass, p, item)])
-                code = run_one(pass, run, p, item, donors, err);
+            if (is_todo(pass, p, item, observes)) {
+                code = run_one(pass, run, p, item, donors, kind, err);
+                kind = SHARES;
+            }
+    }
     return code;
 }
 
@@ -267,6 +297,20 @@ static int alloc_shares(struct pass *pass, struct butler_error *err)
     return shares->values && shares->costs && shares->have && shares->mine ? 0 : BUTLER_ERROR_MEMORY;
 }
 
+/* How many of each kind this process has to do. */
+static void count_todo(struct pass *pass)
+{
+    for (int i = 0; i < pass->run->items.n; i++)
+        for (int observes = 0; observes < 2 && pass->shares.mine[i]; observes++) {
+            int n = 0;
+            for (int p = 0; p < pass->n; p++)
+                n += is_todo(pass, p, i, observes);
+            const int reads = pass->run->task->run_together ? n : BUTLER_MIN(n, 1);
+            pass->todo[READS] += reads;
+            pass->todo[SHARES] += n - reads;
+        }
+}
+
 static int run_pass(struct pass *pass, struct eval_results *results, struct butler_error *err)
 {
     int code = alloc_shares(pass, err);
@@ -276,6 +320,7 @@ static int run_pass(struct pass *pass, struct eval_results *results, struct butl
     }
     if (code == 0) {
         pass->failed_item = INT32_MAX;
+        count_todo(pass);
         show_progress(pass);
         pthread_mutex_init(&pass->lock, NULL);
         run_items(pass);
