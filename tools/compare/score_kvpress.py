@@ -8,21 +8,22 @@ Both read context, question and answer prefix as one prompt, cut the cache once 
 An answer token is right if it is the likeliest after the true tokens before it. A side's tokens of an item are a line of SCORES.jsonl as
 soon as it is done with the item; the same command goes on where it was stopped, and --side does one side alone. Of the items that both
 sides have, it prints for each task, policy and press the share of right tokens, butler's / kvpress's, with its 95 % interval over items,
-and how many tokens are judged alike, all in %. kvpress runs on --device, butler on --jobs threads, an item each, and reads a prompt
-once for all policies. Needs what tools/compare/compare_kvpress.py needs."""
+and how many tokens are judged alike, all in %. kvpress runs on --device, butler on --jobs threads, an item each; both read a prompt once
+for all presses and policies. Needs what tools/compare/compare_kvpress.py needs."""
 import argparse
 import concurrent.futures
-import contextlib
 import ctypes
 import json
 import os
 import queue
 import sys
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from compare_kvpress import POOLED, Butler, load
 from kvpress import KnormPress, SnapKVPress
+from kvpress.presses.base_press import BasePress
 from kvpress.utils import compute_n_kept
 from transformers import DynamicCache
 
@@ -50,15 +51,31 @@ def ours(butlers, prompt, answer):
     return found
 
 
+@dataclass
+class EveryCase(BasePress):
+    """Cuts each layer's keys and values by the press of every case, into a cache for each; what the prompt attends to stays whole, as with one
+    press, which cuts a layer after its attention."""
+
+    presses: dict = field(default_factory=dict)
+    caches: dict = field(default_factory=dict)
+
+    def compress(self, module, hidden_states, keys, values, attentions, kwargs):
+        for name, press in self.presses.items():
+            left = press.compress(module, hidden_states, keys, values, attentions, kwargs) if press else (keys, values)
+            self.caches[name].update(*left, module.layer_idx)
+        return keys, values
+
+
 def theirs(model, prompt, answer):
     """Which answer tokens are right after every case's press. The answer is read in one pass: a press cuts only prompts."""
     found, device = {}, model.device
-    for name, case in CASES.items():
-        cache = DynamicCache()
+    presses = {name: case and case[1](compression_ratio=case[2]) for name, case in CASES.items()}
+    every = EveryCase(presses=presses, caches={name: DynamicCache() for name in CASES})
+    with torch.no_grad(), every(model):
+        first = model(torch.tensor([prompt], device=device), past_key_values=DynamicCache(), logits_to_keep=1).logits
+    positions = torch.arange(len(prompt), len(prompt) + len(answer), device=device)[None]  # those of the text, as in butler
+    for name, cache in every.caches.items():
         with torch.no_grad():
-            with case[1](compression_ratio=case[2])(model) if case else contextlib.nullcontext():
-                first = model(torch.tensor([prompt], device=device), past_key_values=cache, logits_to_keep=1).logits
-            positions = torch.arange(len(prompt), len(prompt) + len(answer), device=device)[None]  # those of the text, as in butler
             rest = model(torch.tensor([answer], device=device), past_key_values=cache, position_ids=positions).logits
         likeliest = torch.cat([first[0, -1:], rest[0, :-1]]).argmax(-1).tolist()
         found[name] = [a == b for a, b in zip(likeliest, answer)]
