@@ -23,7 +23,11 @@ PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, 
     ("mc", "all sets, 5 shots", "mean"), ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
 MULTIKEY, WHOLE, SPEED = ("ruler", "niah_multikey_2", "string_match"), ("coref", None, "accuracy"), ("speed", None, "speed_up")
 DECODED, ZERO_SHOT = ("coref", "decoded", "accuracy"), ("mc", "four sets, decoded", "mean")
-TITLES = {ZERO_SHOT: "their mean, %", SPEED: "speed of steps at 16,384 tokens, % of full's", WHOLE: "co-reference, whole names, %",
+FIRST_ANSWER, LATER_ANSWERS, ROUTE, FOUND = ("turns", None, "first"), ("turns", None, "later"), ("chain", None, "coverage"), ("ppl", "book", "found")
+SPEED_LARGE = ("speed", "Qwen 1.5B", "speed_up")  # beside the 0.5B's in one table
+LONG_KEYS = {length: ("ruler", f"niah_multikey_2 {length}", "string_match") for length in (16384, 30000)}
+TITLES = {**{task: f"one key of many in {length:,} tokens, %" for length, task in LONG_KEYS.items()}, FIRST_ANSWER: "the first answer, %",
+          LATER_ANSWERS: "the four after it, %", ROUTE: "tokens of a route, %", SPEED_LARGE: "the same, 1.5B", FOUND: "best tokens that were read, %", ZERO_SHOT: "their mean, %", SPEED: "speed of steps at 16,384 tokens, % of full's", WHOLE: "co-reference, whole names, %",
           DECODED: "the same, the text before it decoded too, %", MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl",
           NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
           NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
@@ -50,12 +54,19 @@ DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), "fier:levels=means": 
          "snapkv": ("#cc79a7", "6 3"), "pyramidkv": ("#8c564b", "6 3"), "tova": ("#9467bd", "6 3"), H2O: ("#e69f00", "6 3"), VATP: ("#b8a000", "6 3"),
          "scissorhands": ("#7f7f3f", "6 3"), "streaming": ("#56b4e9", "6 3"), "knorm": ("#444", "6 3"), "random": ("#aaa", "2 3")}  # colour, dashes
 QWEN_TABLE = [(BOOK, 0.11), (BOOK, 0.25), (KEY, 64), (KEY, 0.11), (MULTIKEY, 128), (MULTIKEY, 0.11), (NAMED, 0.11), (NAMED, 0.5)]
-PAGE_TASKS, PAGE_SIZES = [(SPEED, None), (MULTIKEY, None)], [("full", None), *((f"tinyserve:page={page}", 0.11) for page in (4, 8, 16, 32, 64))]
+PAGE_TASKS, PAGE_SIZES = [(SPEED, None), (MULTIKEY, None), (BOOK, None), (FOUND, None)], [
+    ("full", None), *((f"tinyserve:page={page}", 0.11) for page in (4, 8, 16, 32, 64))]
+ONE_TEXT = [(task, 0.11) for task in (FIRST_ANSWER, LATER_ANSWERS, ROUTE)]
+VALUES, VALUES_TASKS = ["full", H2O, "h2o:sinks=20", VATP, "h2o+vatp:norm=l2", "h2o+vatp:norm=linf", "scissorhands", "scissorhands:sinks=20",
+                        "scissorhands+vatp"], [(NAMED, budget) for budget in (0.11, 0.25, 0.5, 0.75)]
+LENGTHS = [("full", None), *((name, 2048) for name in ("oracle", "fier:levels=means", "tokenbutler2", "tinyserve", "snapkv"))]
+PLUG_INS = [("full", None), ("softprune", 1), ("softprune:ratio=0.5", 1), ("softprune:ratio=0.9", 1), ("entropystop", 1), ("tinyserve", 2048),
+            ("tinyserve+entropystop", 2048)]
 LARGE_TABLE = [*((WHOLE, budget) for budget in (0.11, 0.25, 0.5)), (DECODED, 0.5)]
 QWEN_BUDGETS = (0.11, 0.25, 0.5, 64, 128)
 QWEN_PANELS = {BOOK: 1.2, KEY: 0, MULTIKEY: 0, NAMED: 0}
 PANELS = {RULER_4K: 0, KEY: 0, QUESTIONS: 0, NAMED: 0, BOOK: 1.2, PPL: 2}  # the lower edge, times full's value
-NOT_SHOWN = {"pagestats", "h2o:heavy=1", "h2o:heavy=0", "scissorhands+vatp", "h2o:sinks=20", "fier:dense=0"}  # in tables of policies, which must fit the page
+NOT_SHOWN = {*(name for name, _ in PAGE_SIZES[1:]), *(name for name in VALUES if ":" in name), "pagestats", "h2o:heavy=1", "h2o:heavy=0", "scissorhands+vatp", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
 FLOOR = 0.3  # what full attention must reach in a task that is scored in %, or the task tests no policy; Rouge is no such score
 CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is compared with, budget), "as good" or "better"
@@ -98,6 +109,9 @@ CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is comp
     ("TinyServe: pages keep quality at 2,048 tokens (here 450)", (MULTIKEY, "tinyserve", "full", 0.11), "as good"),
     ("TinyServe: pages are better than StreamingLLM", (MULTIKEY, "tinyserve", "streaming", 0.11), "better"),
     ("TinyServe: pages are better than StreamingLLM", (KEY, QUEST, "streaming", 0.11), "better"),
+    ("TinyServe: 2.1 to 3.4 times as fast", (SPEED, "tinyserve", 2.1, 2048), "better"),
+    ("FIER: 1.2 to 1.5 times as fast", (SPEED, FIER, 1.2, 0.11), "better"),
+    ("VATP costs H2O no time", (SPEED, VATP, H2O, 0.11), "as good"),
 ]
 
 
@@ -170,6 +184,12 @@ def means(rows):
                 row["difference"] = {"to": "full", "value": change, "ci": ends}
             found[task, policy, budget, base_of(row)] = row
     return found
+
+
+def shares_found(rows):
+    """Of the best tokens of steps over a book, the share that was read, as rows."""
+    return {(FOUND, *key[1:3], None): {**row, "value": row["found"], "ci": None, "difference": None}
+            for key, row in rows.items() if key[0] == BOOK and row.get("found") is not None}
 
 
 def budget_text(budget):
@@ -259,9 +279,9 @@ def compared(task, mine, theirs, other):
     return f"`{other}` {interval(task, theirs)}"
 
 
-def claims(models, undecided=True):
-    """One row for each claim, of the first model of {name: rows} that has what it compares. Without `undecided`, SmolLM2's that decide
-    nothing are left out."""
+def claims(models, decided=None):
+    """One row for each claim, of the first model of {name: rows} that has what it compares. decided: only rows that decide the claim, or, on
+    larger models than SmolLM2, show why none can; False: the others of these models."""
     lines = ["| claim | model | task, budget | policy | `oracle` | compared with (difference) | verdict |", "| --- | --- | --- | --- | ---: | --- | --- |"]
     for text, (task, name, other, budget), kind in CLAIMS:
         told = f"{TITLES[task]}, {budget_text(budget)}"
@@ -271,8 +291,8 @@ def claims(models, undecided=True):
             if mine and theirs:
                 oracle = oracle_of(rows, task, budget)
                 verdict = judge(rows, task, mine, theirs, kind, budget)
-                decides = verdict != "undecided" and not verdict.startswith("not testable")
-                if undecided or decides or model != MODEL_NAMES[MODEL]:
+                small, decides = model == MODEL_NAMES[MODEL], verdict in ("shows", "does not")
+                if decided is None or (decides or not small and verdict != "undecided" if decided else not small and verdict == "undecided"):
                     lines.append(f"| {text} | {model} | {told} | `{name}` {interval(task, mine)} | {number(task, oracle['value']) if oracle else ''} | "
                                  f"{compared(task, mine, theirs, other)} | {verdict} |")
                 break
@@ -373,9 +393,14 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
     rows = found[MODEL_NAMES[MODEL]]
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE), "large": table(models[LARGE], LARGE_TABLE),
-              "page sizes": table(models[QWEN], PAGE_TASKS, PAGE_SIZES),
+              "page sizes": table(models[QWEN] | shares_found(models[QWEN]), PAGE_TASKS, PAGE_SIZES),
+              "one text": table(models[QWEN], ONE_TEXT), "values": table(models[QWEN], VALUES_TASKS, [(name, None) for name in VALUES]),
+              "speed": table(models[QWEN] | {(SPEED_LARGE, *key[1:]): row for key, row in models[LARGE].items() if key[0] == SPEED},
+                             [(task, budget) for task in (SPEED, SPEED_LARGE) for budget in (0.11, 2048)]),
+              "lengths": table(models[QWEN], [(task, None) for task in LONG_KEYS.values()], LENGTHS),
+              "plug-ins": table(models[MODEL] | models[QWEN], [(MULTIKEY, None), (NEWS, None)], PLUG_INS),
               "zero-shot": table(found[MODEL_NAMES[QWEN]], [(task, HALF) for task in [*ZERO_SHOT_SETS, ZERO_SHOT]]),
-              "claims": claims(found, undecided=False), "claims of SmolLM2": claims({MODEL_NAMES[MODEL]: rows}), "published": published(rows),
+              "claims": claims(found, decided=True), "undecided claims": claims(found, decided=False), "claims of SmolLM2": claims({MODEL_NAMES[MODEL]: rows}), "published": published(rows),
               **{f"{length} {budget_text(budget)}": table(rows, [(task, budget) for task in tasks], titles={})
                  for length, tasks in RULER.items() for budget in BUDGETS}}
     for page in pages:
