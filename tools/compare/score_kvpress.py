@@ -116,6 +116,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="threads of butler (default: one per core)")
     args = parser.parse_args()
     model = load(args.model)[0].to(args.device)
+    model.set_attn_implementation("sdpa")  # a prompt's weights, of all heads, need not be held
     butlers = queue.SimpleQueue()
     tokenizer, items = Butler(args.model, model.config.vocab_size, n_threads=1), list(map(json.loads, args.items))
     for _ in range(args.jobs):
