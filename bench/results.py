@@ -25,13 +25,15 @@ MULTIKEY, WHOLE, SPEED = ("ruler", "niah_multikey_2", "string_match"), ("coref",
 DECODED, ZERO_SHOT = ("coref", "decoded", "accuracy"), ("mc", "four sets, decoded", "mean")
 FIRST_ANSWER, LATER_ANSWERS, ROUTE, FOUND = ("turns", None, "first"), ("turns", None, "later"), ("chain", None, "coverage"), ("ppl", "book", "found")
 SPEED_LARGE = ("speed", "Qwen 1.5B", "speed_up")  # beside the 0.5B's in one table
-LONG_KEYS = {length: ("ruler", f"niah_multikey_2 {length}", "string_match") for length in (16384, 30000)}
-TITLES = {**{task: f"one key of many in {length:,} tokens, %" for length, task in LONG_KEYS.items()}, FIRST_ANSWER: "the first answer, %",
-          LATER_ANSWERS: "the four after it, %", ROUTE: "tokens of a route, %", SPEED_LARGE: "the same, 1.5B", FOUND: "best tokens that were read, %", ZERO_SHOT: "their mean, %", SPEED: "speed of steps at 16,384 tokens, % of full's", WHOLE: "co-reference, whole names, %",
-          DECODED: "the same, the text before it decoded too, %", MULTIKEY: "one key of many in 4,096 tokens, %", PPL: "WikiText-2, ppl",
-          NAMED: "co-reference, %", KEY: "pass key in 4,096 tokens, %", BOOK: "a book, ppl",
-          NEWS: "multi_news, Rouge-L", LONG_KEY: "pass key in 7,900 tokens, %", TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %",
-          RULER_4K: "RULER, 4,096 tokens, %", RULER_8K: "RULER, 7,900 tokens, %", BOOLQ: "BoolQ, %"}
+SHORT_BOOK = ("ppl", "book 2560", "ppl")
+TITLES = {
+    PPL: "WikiText-2, ppl", BOOK: "a book, ppl", SHORT_BOOK: "2,048 tokens of a book, then 512, ppl", FOUND: "best tokens that were read, %",
+    NAMED: "co-reference, %", WHOLE: "co-reference, whole names, %", DECODED: "the same, the text before it decoded too, %",
+    KEY: "pass key in 4,096 tokens, %", MULTIKEY: "one key of many in 4,096 tokens, %", LONG_KEY: "pass key in 7,900 tokens, %",
+    FIRST_ANSWER: "the first answer, %", LATER_ANSWERS: "the four after it, %", ROUTE: "tokens of a route, %",
+    SPEED: "speed of steps at 16,384 tokens, % of full's", SPEED_LARGE: "the same, 1.5B", NEWS: "multi_news, Rouge-L",
+    TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %", ZERO_SHOT: "their mean, %", BOOLQ: "BoolQ, %",
+    RULER_4K: "RULER, 4,096 tokens, %", RULER_8K: "RULER, 7,900 tokens, %"}
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
 FIRST, HALF, BUDGETS = 0.11, 0.5, (0.05, 0.11, 0.25, 0.5)
 SHORT = [(task, budget) for task in (PPL, NAMED) for budget in BUDGETS]
@@ -59,14 +61,17 @@ PAGE_TASKS, PAGE_SIZES = [(SPEED, None), (MULTIKEY, None), (BOOK, None), (FOUND,
 ONE_TEXT = [(task, 0.11) for task in (FIRST_ANSWER, LATER_ANSWERS, ROUTE)]
 VALUES, VALUES_TASKS = ["full", H2O, "h2o:sinks=20", VATP, "h2o+vatp:norm=l2", "h2o+vatp:norm=linf", "scissorhands", "scissorhands:sinks=20",
                         "scissorhands+vatp"], [(NAMED, budget) for budget in (0.11, 0.25, 0.5, 0.75)]
-LENGTHS = [("full", None), *((name, 2048) for name in ("oracle", "fier:levels=means", "tokenbutler2", "tinyserve", "snapkv"))]
-PLUG_INS = [("full", None), ("softprune", 1), ("softprune:ratio=0.5", 1), ("softprune:ratio=0.9", 1), ("entropystop", 1), ("tinyserve", 2048),
+SHARING = {model: [("full", None), *((f"fier:levels=means{share}", budget) for share, budget in (
+    ("", 0.11), (",share=3", by_three), (",share=query", by_one), (",share=3", 0.11), (",share=query", 0.11)))]
+    for model, by_three, by_one in ((QWEN, 0.0367, 0.0157), (LARGE, 0.055, 0.0183))}
+PLUG_INS = [("full", None), ("softprune", 0.9), ("softprune:ratio=0.5", 0.5), ("softprune:ratio=0.9", 0.1), ("entropystop", 1), ("tinyserve", 2048),
             ("tinyserve+entropystop", 2048)]
 LARGE_TABLE = [*((WHOLE, budget) for budget in (0.11, 0.25, 0.5)), (DECODED, 0.5)]
 QWEN_BUDGETS = (0.11, 0.25, 0.5, 64, 128)
 QWEN_PANELS = {BOOK: 1.2, KEY: 0, MULTIKEY: 0, NAMED: 0}
 PANELS = {RULER_4K: 0, KEY: 0, QUESTIONS: 0, NAMED: 0, BOOK: 1.2, PPL: 2}  # the lower edge, times full's value
-NOT_SHOWN = {*(name for name, _ in PAGE_SIZES[1:]), *(name for name in VALUES if ":" in name), "pagestats", "h2o:heavy=1", "h2o:heavy=0", "scissorhands+vatp", "fier:dense=0"}  # in tables of policies, which must fit the page
+NO_BUDGET = {"softprune", "entropystop"}  # what they keep follows from other keys
+NOT_SHOWN = {*(name for name, _ in PAGE_SIZES[1:]), *(name for name in VALUES if ":" in name), "fier:levels=means,share=3", "fier:levels=means,share=query", "pagestats", "h2o:heavy=1", "h2o:heavy=0", "scissorhands+vatp", "fier:dense=0"}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
 FLOOR = 0.3  # what full attention must reach in a task that is scored in %, or the task tests no policy; Rouge is no such score
 CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is compared with, budget), "as good" or "better"
@@ -132,7 +137,9 @@ def subset_of(row):
         return f"{row['subset']}, 5 shots"
     if row["task"] == "coref" and "mode=simulate" in row.get("config", ""):
         return "decoded"
-    return "book" if row["task"] == "ppl" and "mode=prefill" in row.get("config", "") else row.get("subset")
+    if row["task"] == "ppl" and "mode=prefill" in row.get("config", ""):
+        return f"book {row['length']}" if row["length"] == 2560 else "book"
+    return row.get("subset")
 
 
 def base_of(row):
@@ -237,8 +244,8 @@ def cell(rows, task, policy, budget, n=None):
 def table(rows, columns, chosen=None, titles=TITLES):
     """One row a policy with more than one cell, or a (policy, budget) of `chosen`; one column a (task, budget). A heading has the budget, unless
     all have the same, and the number of items of most cells."""
-    measured = Counter(name for task, name, budget in dict.fromkeys(k[:3] for k in rows) if (task, budget) in columns or name == "full")
-    names = chosen or [(name, None) for name, n in measured.items() if name not in NOT_SHOWN and (n > 1 or name == "full")]
+    counted = Counter(name for task, name, budget in dict.fromkeys(k[:3] for k in rows) if (task, budget) in columns or name == "full")
+    names = chosen or [(name, None) for name, n in counted.items() if name not in NOT_SHOWN and (n > 1 or name == "full")]
     heads, counts, budgets = [], [], {budget for _, budget in columns}
     for task, budget in columns:
         found = [find(rows, task, name, own or budget) for name, own in names]
@@ -247,7 +254,8 @@ def table(rows, columns, chosen=None, titles=TITLES):
         heads.append(f"{titles.get(task) or task[1].split()[0]}{share} (n {counts[-1]:,})")
     lines = ["| policy | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(columns)]
     for name, own in names:
-        shown = f"{name}{',' if ':' in name else ':'}budget={own}" if own else name
+        has_budget = own and name.partition(":")[0] not in NO_BUDGET
+        shown = f"{name}{',' if ':' in name else ':'}budget={own}" if has_budget else name
         cells = [cell(rows, task, name, own or budget, n) for (task, budget), n in zip(columns, counts)]
         lines.append(f"| `{shown}` | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -400,7 +408,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
               "one text": table(models[QWEN], ONE_TEXT), "values": table(models[QWEN], VALUES_TASKS, [(name, None) for name in VALUES]),
               "speed": table(models[QWEN] | {(SPEED_LARGE, *key[1:]): row for key, row in models[LARGE].items() if key[0] == SPEED},
                              [(task, budget) for task in (SPEED, SPEED_LARGE) for budget in (0.11, 2048)]),
-              "lengths": table(models[QWEN], [(task, None) for task in LONG_KEYS.values()], LENGTHS),
+              **{f"sharing of {MODEL_NAMES[model]}": table(models[model], [(SPEED, None), (SHORT_BOOK, None)], chosen) for model, chosen in SHARING.items()},
               "plug-ins": table(models[MODEL] | models[QWEN], [(MULTIKEY, None), (NEWS, None)], PLUG_INS),
               "zero-shot": table(found[MODEL_NAMES[QWEN]], [(task, HALF) for task in [*ZERO_SHOT_SETS, ZERO_SHOT]]),
               "claims": claims(found, decided=True), "undecided claims": claims(found, decided=False), "claims of SmolLM2": claims({MODEL_NAMES[MODEL]: rows}), "published": published(rows),
