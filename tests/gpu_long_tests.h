@@ -16,7 +16,8 @@ static int n_others(const int32_t *a, const int32_t *b, int n)
     return others;
 }
 
-/* Steps behind LONG random tokens give the CPU's logits and lists. Attention to so many tokens is a small part of a logit. Of
+/* Steps behind LONG random tokens give the reference's logits and lists, whose one-bit scores a device has too, and AVX2 rounds
+ * further (one_bit_step). Attention to so many tokens is a small part of a logit. Of
  * scores that are equal but for their last bits either may be the last that is chosen. */
 static void long_same(const char *path, const char *policy, enum butler_kv_type type)
 {
@@ -28,7 +29,7 @@ static void long_same(const char *path, const char *policy, enum butler_kv_type 
     const struct butler_session_params params = {BUTLER_INIT(butler_session_params), .n_ctx = LONG + LONG_STEPS, .kv_type = type,
                                                  .policy = policy};
     for (int b = 0; b < N_BACKENDS; b++) {
-        engines[b] = engine_of(path, b == GPU ? GPU_DEVICE ":0" : "cpu", 256, &err);
+        engines[b] = engine_with(path, b == GPU ? GPU_DEVICE ":0" : "cpu", b == CPU ? "ref" : NULL, 256, &err);
         sessions[b] = engines[b] ? butler_session_new(engines[b], &params, &err) : NULL;
         if (!sessions[b] || butler_fill(sessions[b], LONG, 5, &err) < 0)
             fail_msg("%s: %s", policy, err.message);
