@@ -38,11 +38,11 @@ if [ "$device" = cuda:0 ] && [ -x "$card" ]; then
 fi
 if [ "$length" -gt 0 ]; then
     needle() {
-        timeout 60 "$butler" eval passkey -m models/butler-default.gguf --device "$1" --length "$length" --set depths=3 --limit 3 --json \
+        timeout 180 "$butler" eval passkey -m models/butler-default.gguf --device "$1" --length "$length" --set depths=3 --limit 3 --json \
             --kv full --kv quest:budget=$((length / 8)) --kv tinyserve:budget=$((length / 8)) --kv fier:budget=$((length / 8))
     }
-    on_cpu=$(needle cpu) || wrong "the CPU has no answer within a minute"
-    on_device=$(needle "$device") || wrong "no answer within a minute"
+    on_cpu=$(needle cpu) || wrong "the CPU has no answer within three minutes"
+    on_device=$(needle "$device") || wrong "no answer within three minutes"
     printf '%s\n%s\n' "$on_cpu" "$on_device" | python3 -IS -c 'import json, sys
 rows = [json.loads(line) for line in sys.stdin]
 half = len(rows) // 2
