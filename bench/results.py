@@ -71,7 +71,8 @@ QWEN_BUDGETS = (0.11, 0.25, 0.5, 64, 128)
 QWEN_PANELS = {BOOK: 1.2, KEY: 0, MULTIKEY: 0, NAMED: 0}
 PANELS = {RULER_4K: 0, KEY: 0, QUESTIONS: 0, NAMED: 0, BOOK: 1.2, PPL: 2}  # the lower edge, times full's value
 NO_BUDGET = {"softprune", "entropystop"}  # what they keep follows from other keys
-NOT_SHOWN = {*(name for name, _ in PAGE_SIZES[1:]), *(name for name in VALUES if ":" in name), "fier:levels=means,share=3", "fier:levels=means,share=query", "pagestats", "h2o:heavy=1", "h2o:heavy=0", "scissorhands+vatp", "fier:dense=0"}  # in tables of policies, which must fit the page
+NOT_SHOWN = {"pagestats", "h2o:heavy=1", "h2o:heavy=0", "scissorhands+vatp", "fier:dense=0", "fier:levels=means,share=3", "fier:levels=means,share=query",
+             *(name for name, _ in PAGE_SIZES[1:]), *(name for name in VALUES if ":" in name)}  # in tables of policies, which must fit the page
 NEAR = 0.02  # the loss that counts as none
 FLOOR = 0.3  # what full attention must reach in a task that is scored in %, or the task tests no policy; Rouge is no such score
 CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is compared with, budget), "as good" or "better"
@@ -244,8 +245,8 @@ def cell(rows, task, policy, budget, n=None):
 def table(rows, columns, chosen=None, titles=TITLES):
     """One row a policy with more than one cell, or a (policy, budget) of `chosen`; one column a (task, budget). A heading has the budget, unless
     all have the same, and the number of items of most cells."""
-    counted = Counter(name for task, name, budget in dict.fromkeys(k[:3] for k in rows) if (task, budget) in columns or name == "full")
-    names = chosen or [(name, None) for name, n in counted.items() if name not in NOT_SHOWN and (n > 1 or name == "full")]
+    measured = Counter(name for task, name, budget in dict.fromkeys(k[:3] for k in rows) if (task, budget) in columns or name == "full")
+    names = chosen or [(name, None) for name, n in measured.items() if name not in NOT_SHOWN and (n > 1 or name == "full")]
     heads, counts, budgets = [], [], {budget for _, budget in columns}
     for task, budget in columns:
         found = [find(rows, task, name, own or budget) for name, own in names]
@@ -302,8 +303,10 @@ def claims(models, decided=None):
             if mine and theirs:
                 oracle = oracle_of(rows, task, budget)
                 verdict = judge(rows, task, mine, theirs, kind, budget)
-                small, decides = model == MODEL_NAMES[MODEL], verdict in ("shows", "does not")
-                if decided is None or (decides or not small and verdict != "undecided" if decided else not small and verdict == "undecided"):
+                wanted = {None: True, True: verdict in ("shows", "does not"), False: False}[decided]
+                if decided is not None and model != MODEL_NAMES[MODEL]:  # of larger models also what cannot be tested, and the rest
+                    wanted = decided == (verdict != "undecided")
+                if wanted:
                     lines.append(f"| {text} | {model} | {told} | `{name}` {interval(task, mine)} | {number(task, oracle['value']) if oracle else ''} | "
                                  f"{compared(task, mine, theirs, other)} | {verdict} |")
                 break
