@@ -1,7 +1,7 @@
 #!/bin/sh
 # Decode steps on a device, as a Markdown table with its name: bench/gpu.sh MODEL.gguf [cuda:0|opencl:0 [DEPTH...]]. Sparse policies
 # read one token in eight. Nothing is fetched; tools/fixtures/random_model.py makes a model of any size. A row that does not end within
-# 40 seconds says so, so that all takes about 8 minutes at most.
+# 40 seconds says so, so that all takes about 8 minutes at most, beside the needle.
 #
 # First the device has to compute what the CPU does: tests/card_gpu.c passes on cuda:0 (where `make build/tests/card_gpu` has built
 # it), and the default model finds a pass key of 8192 tokens (or BUTLER_NEEDLE; 0: none is asked for) under each policy and attends to
