@@ -203,7 +203,8 @@ def test_answers_are_counted_by_endpoint_and_status():
         for _ in range(n):
             s.request("GET", path, None, headers)
     s.request("POST", "/v1/completions", completion(PROMPT, 1), key)
-    s.request("POST", "/v1/completions", {"prompt": [[5] * 8] * 2}, key)  # more than there are places
+    # More than there are places; the first must not end before the others were submitted.
+    s.request("POST", "/v1/completions", {"prompt": [[5] * 8] * 64, "max_tokens": 200, "ignore_eos": True}, key)
     s.request("POST", "/v1/completions", "{", key)
     s.raw(b"nonsense\r\n\r\n")
     text = s.request("GET", "/metrics", None, key)[2].decode()
