@@ -43,9 +43,7 @@ def judge(found, length, policy):
         testable += dense >= 0.5
         against += dense >= 0.5 and own < dense
     against += testable == 0
-    dense = one("ppl", "ppl", "full")
-    if dense:
-        against += one("ppl", "ppl", policy)["value"] > 1.005 * dense["value"]
+    against += one("ppl", "ppl", policy)["value"] > 1.005 * one("ppl", "ppl", "full")["value"]
     against += one("speed", "speed_up", policy)["ci"][0] <= 1
     return against
 
@@ -79,12 +77,62 @@ def test_verdicts_name_what_they_hold_for(judged):
     assert verdict["commit"] == found[-1]["commit"]
 
 
+def test_without_flags(tmp_path):
+    """Lengths that the text has, and budgets of at most half of them."""
+    path = tmp_path / "verdict.json"
+    said = butler("gate", "-m", MODEL, "--limit", 1, "-t", 1, "-o", path).stderr
+    verdict = json.loads(path.read_text())
+    assert "too few for the perplexity at 16384; --data FILE" in said and [entry["length"] for entry in verdict["on"]] == [4096]
+    policies = [c["policy"] for c in verdict["candidates"]]
+    assert policies == ["fier:budget=1024,levels=means", "fier:budget=2048,levels=means", "quest:budget=1024", "quest:budget=2048",
+                        "tinyserve:budget=1024", "tinyserve:budget=2048", "tokenbutler2:budget=1024", "tokenbutler2:budget=2048"]
+    assert all("ppl" in c and "speed_up" in c for c in verdict["candidates"])
+
+
+def test_every_length_has_its_perplexity(tmp_path):
+    text = tmp_path / "short.txt"
+    text.write_text("It was a small house, and nobody had lived in it for years. " * 40)
+    for flags in (("--length", 1024), ("--length", "300,1024"), ()):
+        refuses(USAGE, "gate", "-m", MODEL, "--data", text, "--limit", 1, "-o", tmp_path / "verdict.json", *flags, says=["short.txt", "too few", "--data"])
+    assert [p.name for p in tmp_path.iterdir()] == ["short.txt"], "nothing was measured"
+
+
 def test_a_second_run_measures_nothing(judged, tmp_path):
     verdict, _, path = judged
     before = path.with_suffix(".jsonl").read_text()
     again, = rows("gate", *FLAGS, "-o", path)
     assert path.with_suffix(".jsonl").read_text() == before
     assert again["candidates"] == verdict["candidates"]
+
+
+def test_each_run_is_judged_by_its_own_rows(tmp_path):
+    """Two runs into one file, with other items and another text: each beside dense attention on the same ones."""
+    path, long = tmp_path / "verdict.json", (ROOT / "models" / "long_text.txt").read_text()
+    first, second = tmp_path / "first.txt", tmp_path / "second.txt"
+    first.write_text(long[:6000])
+    second.write_text(long[-5000:])
+    flags = ("-m", MODEL, "--length", 300, "-t", 1, "-o", path)
+    one, = rows("gate", *flags, "--limit", 3, "--data", first, "--kv", "fier:budget=64")
+    two, = rows("gate", *flags, "--limit", 1, "--data", second, "--kv", "quest:budget=100000")
+    only, = two["candidates"]
+    assert only["ppl"]["value"] == only["ppl"]["dense"] and only["niah_single_2"]["n"] == 1
+    assert all(only[name]["value"] == only[name]["dense"] for name in SETS)
+    again, = rows("gate", *flags, "--limit", 3, "--data", first, "--kv", "fier:budget=64")
+    assert again["candidates"] == one["candidates"]
+
+
+def test_a_model_of_few_positions(tmp_path):
+    """With learned positions a context cannot be longer than in training."""
+    refuses(USAGE, "gate", "-m", ROOT / "tests" / "data" / "models" / "gpt2.gguf", "-o", tmp_path / "v.json", says=["257", "trained for 64"])
+    row = rows("eval", "speed", "-m", ROOT / "tests" / "data" / "models" / "gpt2.gguf", "--length", 64, "--kv", "full")[0]
+    assert row["length"] == 64 and row["value"] > 0
+    refuses(USAGE, "eval", "speed", "-m", MODEL, "--length", 34, says=["--length", "more than 34"])
+
+
+def test_without_a_model(tmp_path):
+    shutil.copy(BUTLER, tmp_path / "butler")
+    done = subprocess.run([tmp_path / "butler", "gate"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == USAGE and "-m FILE" in done.stderr
 
 
 def test_a_stopped_run_goes_on(tmp_path):
@@ -140,6 +188,29 @@ def test_auto_is_what_the_gate_allows(allowed):
     assert policy(400, "--kv", "quest:budget=64") == "quest:budget=64"
     said = butler("run", "-m", allowed, "-p", "one two " * 200, "-n", 4, "-t", 2).stderr
     assert "--kv auto: fier:budget=64" in said
+
+
+def test_auto_needs_the_predictor_of_the_gate(judged, tmp_path):
+    model, text = tmp_path / "own.gguf", "one two " * 300
+    shutil.copy(MODEL, model)
+    shutil.copy(MODEL.with_name("butler-default.tokenbutler2.gguf"), tmp_path / "own.tokenbutler2.gguf")
+    own, = rows("info", model)[0]["predictors"]
+    for predictor, policy in ((own["fingerprint"], "tokenbutler2:budget=64"), ("0" * 16, "full"), (None, "full")):
+        on = {"length": 300, "policy": "tokenbutler2:budget=64", **({"predictor": predictor} if predictor else {})}
+        (tmp_path / "own.gate.json").write_text(json.dumps({**judged[0], "on": [on]}))
+        said = butler("run", "-m", model, "-p", text, "-n", 2, "-t", 2).stderr
+        assert ("--kv auto: tokenbutler2" in said) == (policy != "full"), said
+
+
+def test_wrong_verdicts_are_not_used(judged, tmp_path):
+    model = tmp_path / "own.gguf"
+    shutil.copy(MODEL, model)
+    for change, says in (({"on": [{"length": 300}]}, "its policy"), ({"on": [{"length": "300", "policy": "full"}]}, "lengths"),
+                         ({"on": [{"length": 400, "policy": "full"}, {"length": 300, "policy": "full"}]}, "shorter ones first"),
+                         ({"on": {}}, "no verdict"), ({"fingerprint": 3}, "no verdict")):
+        (tmp_path / "own.gate.json").write_text(json.dumps({**judged[0], **change}))
+        done = butler("info", model)
+        assert says in done.stderr and "from 300" not in done.stdout and "null" not in done.stdout
 
 
 def test_auto_without_a_gate_says_so_for_long_texts():

@@ -1,5 +1,7 @@
 /* `--kv auto`, the default: the policy that the model's gate allows for a text of this length, on this machine; full attention
  * where no gate has run or nothing passed. The verdict is looked up by the length that the text will have at most. */
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "eval/eval.h"
@@ -13,18 +15,26 @@ static bool holds_for(const json_t *verdict, const char *key, const char *text)
     return found && strcmp(found, text) == 0;
 }
 
-/* Every policy of the verdict can be used: a predictor may be gone. */
-static bool is_known(const struct butler_engine *engine, const json_t *on)
+/* NULL: every policy of the verdict can be used, by the predictor that it was measured with. */
+static const char *why_not(const struct butler_engine *engine, const json_t *on)
 {
     size_t i;
     json_t *one;
     json_array_foreach(on, i, one)
     {
-        const char *policy = json_string_value(json_object_get(one, "policy"));
-        if (!policy || !json_is_integer(json_object_get(one, "length")) || butler_policy_check(engine, policy, NULL) < 0)
-            return false;
+        struct butler_policy_parts parts = {BUTLER_INIT(butler_policy_parts)};
+        struct butler_predictor_info predictor = {BUTLER_INIT(butler_predictor_info)};
+        char own[24];
+        if (butler_policy_check(engine, json_string_value(json_object_get(one, "policy")), NULL) < 0 ||
+            butler_policy_read(engine, json_string_value(json_object_get(one, "policy")), &parts, NULL) < 0)
+            return "the model's gate allows a policy that is not to be had now";
+        if (!parts.predictor || !butler_predictor_describe(engine, parts.predictor, &predictor))
+            continue;
+        snprintf(own, sizeof own, "%016" PRIx64, predictor.fingerprint);
+        if (!holds_for(one, "predictor", own))
+            return "the model's gate ran with another predictor";
     }
-    return true;
+    return NULL;
 }
 
 static void read_verdict(struct cmd_auto *automatic, const struct cmd_options *options, struct butler_engine *engine)
@@ -44,9 +54,7 @@ static void read_verdict(struct cmd_auto *automatic, const struct cmd_options *o
         automatic->why = "the model's gate ran with another --kv-type";
     else if (!holds_for(verdict, "machine", machine))
         automatic->why = "the model's gate ran on another processor or with another number of threads";
-    else if (!is_known(engine, on))
-        automatic->why = "the model's gate allows a policy that is not to be had now";
-    else
+    else if (!(automatic->why = why_not(engine, on)))
         automatic->on = json_incref(on);
     json_decref(verdict);
 }

@@ -90,7 +90,11 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
 {
     struct screen screen = {.options = options};
     cmd_bar_begin(&screen.bar, options, "");
-    const struct eval_events loud = {&screen, show_progress, show_row, show_note, is_stopped}, quiet = {.stopped = is_stopped};
+    const struct eval_events quiet = {.stopped = is_stopped}, loud = {.user = &screen,
+                                                                      .progress = show_progress,
+                                                                      .row = show_row,
+                                                                      .note = show_note,
+                                                                      .stopped = is_stopped};
     const struct eval_events *events = gather->rank == 0 ? &loud : &quiet;
     const struct eval_processes processes = {gather->rank, gather->n_ranks, gather, share};
     const char *slash = options->model ? strrchr(options->model, '/') : NULL;

@@ -25,18 +25,22 @@ static bool is_stopped(void *user)
     return interrupted;
 }
 
-/* Tried where --kv names none. The last needs a predictor. */
-static const char *const usual[] = {
-    "fier:budget=512,levels=means",
-    "fier:budget=1024,levels=means",
-    "fier:budget=2048,levels=means",
-    "quest:budget=512",
-    "quest:budget=1024",
-    "quest:budget=2048",
-    "tinyserve:budget=512",
-    "tinyserve:budget=1024",
-    "tinyserve:budget=2048",
-    "tokenbutler2:budget=1024,on_top=0,sinks=16,recent=64",
+/* Tried where --kv names none, at lengths of `from` tokens or more. The last two need a predictor. */
+static const struct {
+    const char *policy;
+    int from;
+} usual[] = {
+    {"fier:budget=1024,levels=means", 0},
+    {"fier:budget=2048,levels=means", 0},
+    {"fier:budget=4096,levels=means", 8192},
+    {"quest:budget=1024", 0},
+    {"quest:budget=2048", 0},
+    {"quest:budget=4096", 8192},
+    {"tinyserve:budget=1024", 0},
+    {"tinyserve:budget=2048", 0},
+    {"tinyserve:budget=4096", 8192},
+    {"tokenbutler2:budget=1024", 0},
+    {"tokenbutler2:budget=2048", 0},
 };
 enum { COUNTED = 256 /* tokens of a window whose perplexity counts */, WINDOWS = 4 };
 static const int usual_lengths[] = {4096, 16384};
@@ -48,9 +52,11 @@ struct gate {
     char rows[PATH_MAX + 16], verdict[PATH_MAX + 16], data[PATH_MAX + 16];
     int n_text;                             /* tokens of the text at `data` */
     const char *policies[CMD_MAX_LIST + 1]; /* "full", then the candidates */
+    int from[CMD_MAX_LIST + 1];             /* the length from which each is tried */
     int n_policies;
     int lengths[CMD_MAX_LIST], n_lengths;
     int n_threads;
+    json_t *found; /* the rows of all that is measured or was before */
 };
 
 /* ------------------------------------------------------------------------------------------------ choices */
@@ -62,41 +68,20 @@ static int choose_policies(struct gate *gate)
     const int n = given ? options->kv.n : BUTLER_COUNT(usual);
     gate->policies[gate->n_policies++] = "full";
     for (int i = 0; i < n; i++) {
-        const char *policy = given ? options->kv.values[i] : usual[i];
+        const char *policy = given ? options->kv.values[i] : usual[i].policy;
         if (strcmp(policy, "full") == 0 || (!given && butler_policy_check(gate->engine, policy, NULL) < 0))
             continue;
         if (gate->n_policies == BUTLER_COUNT(gate->policies)) {
             cmd_say(options, "--kv: more than %d policies", CMD_MAX_LIST);
             return CMD_USAGE;
         }
+        gate->from[gate->n_policies] = given ? 0 : usual[i].from;
         gate->policies[gate->n_policies++] = policy;
     }
     if (gate->n_policies > 1)
         return CMD_DONE;
     cmd_say(options, "--kv: no policy beside full, which needs no gate");
     return CMD_USAGE;
-}
-
-static int choose_lengths(struct gate *gate)
-{
-    const struct cmd_options *options = gate->options;
-    const int most = butler_model_get_info(butler_engine_model(gate->engine))->n_ctx_train;
-    const bool given = options->lengths.n > 0;
-    for (int i = 0; i < (given ? options->lengths.n : BUTLER_COUNT(usual_lengths)); i++) {
-        const int length = given ? options->lengths.values[i] : BUTLER_MIN(usual_lengths[i], most);
-        if (given && (length > most || length <= COUNTED)) {
-            cmd_say(options, "--length: %d is not allowed; the gate takes %d to %d tokens, what this model was trained for", length,
-                    COUNTED + 1, most);
-            return CMD_USAGE;
-        }
-        if (gate->n_lengths == 0 || length > gate->lengths[gate->n_lengths - 1])
-            gate->lengths[gate->n_lengths++] = length;
-        else if (given && length < gate->lengths[gate->n_lengths - 1]) {
-            cmd_say(options, "--length: %d after %d; name the shorter ones first", length, gate->lengths[gate->n_lengths - 1]);
-            return CMD_USAGE;
-        }
-    }
-    return CMD_DONE;
 }
 
 /* The text whose perplexity is measured, and its number of tokens. */
@@ -121,22 +106,51 @@ static int choose_text(struct gate *gate)
     return status;
 }
 
+/* What --length names, else the usual lengths that the text has: perplexity is measured at each. */
+static int choose_lengths(struct gate *gate)
+{
+    const struct cmd_options *options = gate->options;
+    const int most = butler_model_get_info(butler_engine_model(gate->engine))->n_ctx_train;
+    const bool given = options->lengths.n > 0;
+    for (int i = 0; i < (given ? options->lengths.n : BUTLER_COUNT(usual_lengths)); i++) {
+        const int length = given ? options->lengths.values[i] : BUTLER_MIN(usual_lengths[i], most);
+        const int before = gate->n_lengths ? gate->lengths[gate->n_lengths - 1] : 0;
+        if (given && (length > most || length <= COUNTED)) {
+            cmd_say(options, "--length: %d is not allowed; the gate takes %d to %d tokens, what this model was trained for", length,
+                    COUNTED + 1, most);
+            return CMD_USAGE;
+        }
+        if (!given && length <= COUNTED) {
+            cmd_say(options, "the gate takes %d tokens or more; this model was trained for %d", COUNTED + 1, most);
+            return CMD_USAGE;
+        }
+        if (given && length < before) {
+            cmd_say(options, "--length: %d after %d; name the shorter ones first", length, before);
+            return CMD_USAGE;
+        }
+        if (length > gate->n_text) {
+            cmd_say(options, "%s has %d tokens, too few for the perplexity at %d; --data FILE names a longer text", gate->data,
+                    gate->n_text, length);
+            if (given || gate->n_lengths == 0)
+                return CMD_USAGE;
+        } else if (length > before)
+            gate->lengths[gate->n_lengths++] = length;
+    }
+    return CMD_DONE;
+}
+
 /* Where rows and verdict are written: beside the model, or as -o says. */
 static int choose_files(struct gate *gate)
 {
     const struct cmd_options *options = gate->options;
-    char model[PATH_MAX + 16];
-    const char *place = options->model;
-    if (!place && cmd_find_model_file("butler-default.gguf", model, sizeof model))
-        place = model;
     const bool fits = options->output
                           ? snprintf(gate->verdict, sizeof gate->verdict, "%s", options->output) < (int)sizeof gate->verdict &&
                                 snprintf(gate->rows, sizeof gate->rows, "%sl", options->output) < (int)sizeof gate->rows
-                          : verdict_path(place, ".gate.json", gate->verdict, sizeof gate->verdict) &&
-                                verdict_path(place, ".gate.jsonl", gate->rows, sizeof gate->rows);
+                          : verdict_path(options->model, ".gate.json", gate->verdict, sizeof gate->verdict) &&
+                                verdict_path(options->model, ".gate.jsonl", gate->rows, sizeof gate->rows);
     if (fits)
         return CMD_DONE;
-    cmd_say(options, "%s: the name is too long", options->output ? options->output : place);
+    cmd_say(options, "%s: the name is too long", options->output ? options->output : options->model);
     return CMD_USAGE;
 }
 
@@ -146,6 +160,11 @@ static void show_progress(void *user, double done)
 {
     struct gate *gate = user;
     cmd_bar_show(&gate->bar, done);
+}
+
+static void keep_row(void *user, const json_t *row)
+{
+    json_array_append_new(((struct gate *)user)->found, json_deep_copy(row));
 }
 
 static void show_note(void *user, const char *text)
@@ -159,9 +178,14 @@ static void show_note(void *user, const char *text)
 static int measure(struct gate *gate, const char *name, const char *subset, int length, int limit, const char *setting)
 {
     const struct cmd_options *options = gate->options;
-    const char *slash = options->model ? strrchr(options->model, '/') : NULL;
+    const char *slash = strrchr(options->model, '/');
     struct butler_error err = {0};
     char what[64];
+    const char *policies[CMD_MAX_LIST + 1];
+    int n_policies = 0;
+    for (int p = 0; p < gate->n_policies; p++)
+        if (length >= gate->from[p])
+            policies[n_policies++] = gate->policies[p];
     snprintf(what, sizeof what, "%s, %d tokens", subset ? subset : name, length);
     struct eval_params params = {
         .data = strcmp(name, "ppl") == 0 ? gate->data : NULL,
@@ -170,8 +194,8 @@ static int measure(struct gate *gate, const char *name, const char *subset, int 
         .limit = limit,
         .seed = options->seed,
         .mode = strcmp(name, "speed") == 0 ? NULL : "prefill",
-        .policies = gate->policies,
-        .n_policies = gate->n_policies,
+        .policies = policies,
+        .n_policies = n_policies,
         .settings = &setting,
         .n_settings = setting != NULL,
         .kv_type = (enum butler_kv_type)options->kv_type,
@@ -179,11 +203,10 @@ static int measure(struct gate *gate, const char *name, const char *subset, int 
         .output = gate->rows,
         .library = options->cache,
         .library_bytes = options->cache_bytes,
-        .model_name = slash            ? slash + 1
-                      : options->model ? options->model
-                                       : "butler-default.gguf",
+        .model_name = slash ? slash + 1 : options->model,
     };
-    const struct eval_events events = {.user = gate, .progress = show_progress, .note = show_note, .stopped = is_stopped};
+    const struct eval_events events = {
+        .user = gate, .progress = show_progress, .row = keep_row, .known = keep_row, .note = show_note, .stopped = is_stopped};
     cmd_bar_begin(&gate->bar, options, what);
     const int code = eval_execute(eval_task_find(name), gate->engine, &params, &events, &err);
     cmd_bar_wipe(&gate->bar);
@@ -204,11 +227,8 @@ static int measure_all(struct gate *gate)
         status = measure(gate, "speed", NULL, length, 0, NULL);
         for (int i = 0; i < VERDICT_SETS && status == CMD_DONE; i++)
             status = measure(gate, "ruler", verdict_sets[i], length, n_items, "compare=0");
-        if (gate->n_text >= length && status == CMD_DONE)
+        if (status == CMD_DONE)
             status = measure(gate, "ppl", NULL, length, BUTLER_MIN(WINDOWS, gate->n_text / length), prompt);
-        else if (status == CMD_DONE)
-            cmd_say(gate->options, "no perplexity at %d tokens: %s has %d; --data FILE names a longer text", length, gate->data,
-                    gate->n_text);
     }
     return status;
 }
@@ -253,12 +273,13 @@ static int judge(const struct gate *gate)
     char machine[EVAL_MACHINE];
     uint64_t fingerprint;
     struct butler_error err = {0};
-    struct verdict_of of = {.rows = gate->rows,
+    struct verdict_of of = {.rows = gate->found,
                             .kv_type = cmd_kv_type_name((enum butler_kv_type)options->kv_type),
                             .machine = machine,
                             .lengths = gate->lengths,
                             .n_lengths = gate->n_lengths,
                             .policies = gate->policies + 1,
+                            .from = gate->from + 1,
                             .n_policies = gate->n_policies - 1};
     if (butler_model_fingerprint(butler_engine_model(gate->engine), &fingerprint, &err) < 0)
         return cmd_fail(options, &err);
@@ -274,18 +295,23 @@ static int judge(const struct gate *gate)
 
 static int run(struct cmd_options *options)
 {
-    struct gate gate = {.options = options, .n_threads = options->n_threads ? options->n_threads : butler_n_processors()};
-    int status = choose_files(&gate);
-    if (status != CMD_DONE)
+    struct gate gate = {
+        .options = options, .found = json_array(), .n_threads = options->n_threads ? options->n_threads : butler_n_processors()};
+    int status = cmd_choose_model(options);
+    if (status == CMD_DONE)
+        status = choose_files(&gate);
+    if (status != CMD_DONE) {
+        json_decref(gate.found);
         return status;
+    }
     options->n_threads = 1; /* eval makes an engine for each of its threads */
     gate.engine = cmd_engine_load(options, &status);
     if (gate.engine)
         status = choose_policies(&gate);
     if (status == CMD_DONE)
-        status = choose_lengths(&gate);
-    if (status == CMD_DONE)
         status = choose_text(&gate);
+    if (status == CMD_DONE)
+        status = choose_lengths(&gate);
     struct sigaction action = {.sa_handler = on_signal}, before;
     action.sa_flags = (int)SA_RESETHAND; /* a second one ends the program at once */
     sigaction(SIGINT, &action, &before);
@@ -299,6 +325,7 @@ static int run(struct cmd_options *options)
         status = CMD_FAILED;
     }
     cmd_engine_free(gate.engine);
+    json_decref(gate.found);
     return status;
 }
 
@@ -313,10 +340,10 @@ const struct cmd_command cmd_gate = {
     .synopsis = "[-m FILE] [--kv POLICY]... [--length L,...] [--limit N] [--data TEXT] [-o VERDICT] [--json]",
     .summary = "which policies may be on by default for a model on this machine",
     .details =
-        "At each --length (4096 and 16384, or as far as the model was trained) measures every --kv, each with its budget (fier\n"
-        "with levels=means, quest and tinyserve with 512, 1024 and 2048, and tokenbutler2 with a predictor), beside dense\n"
-        "attention: needles (--limit items of a set, 4), perplexity of --data behind a dense prompt (long_text.txt, which has\n"
-        "some 6,000 tokens), and speed.\n"
+        "At each --length (4096 and, where --data has as many tokens, 16384, or as far as the model was trained) measures every\n"
+        "--kv, each with its budget (fier with levels=means, quest and tinyserve with 1024, 2048 and, from 8192 tokens on, 4096;\n"
+        "tokenbutler2, with a predictor, with 1024 and 2048), beside dense attention: needles (--limit items of a set, 4),\n"
+        "perplexity of --data behind a dense prompt (long_text.txt, which has some 6,000 tokens), and speed.\n"
         "A policy passes if it finds no fewer needles than dense attention, raises perplexity by at most 0.5 %, and a step of it\n"
         "is faster here. The verdict is written beside the model, as MODEL.gate.json, what was measured as MODEL.gate.jsonl; -o\n"
         "names another verdict, and the other file gets an l behind it. After Ctrl-C the same command goes on. docs/gate.md has\n"

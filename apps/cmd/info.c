@@ -1,4 +1,5 @@
 /* butler info: what a model file contains and the memory that a session with it needs; what a predictor or a session file is. */
+#include <inttypes.h>
 #include <string.h>
 
 #include "cmd.h"
@@ -33,14 +34,17 @@ static json_t *predictor_rows(const struct butler_engine *engine)
 {
     struct butler_predictor_info p = {BUTLER_INIT(butler_predictor_info)};
     json_t *rows = json_array();
+    char fingerprint[24];
     for (int version = 1; version <= 2; version++)
-        if (butler_predictor_describe(engine, version, &p))
+        if (butler_predictor_describe(engine, version, &p)) {
+            snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, p.fingerprint);
             json_array_append_new(rows,
-                                  json_pack("{s:i, s:o, s:i, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:o}", "version", version, "file",
-                                            cmd_json_text(p.path, strlen(p.path)), "d", p.d, "n_params", (json_int_t)p.n_params,
-                                            "share", p.share, "bytes", (json_int_t)p.bytes, "step_bytes", (json_int_t)p.step_bytes,
-                                            "n_tokens", (json_int_t)p.n_tokens, "n_steps", (json_int_t)p.n_steps, "loss", p.loss,
-                                            "text", cmd_json_text(p.text, strlen(p.text))));
+                                  json_pack("{s:i, s:o, s:s, s:i, s:I, s:f, s:I, s:I, s:I, s:I, s:f, s:o}", "version", version,
+                                            "file", cmd_json_text(p.path, strlen(p.path)), "fingerprint", fingerprint, "d", p.d,
+                                            "n_params", (json_int_t)p.n_params, "share", p.share, "bytes", (json_int_t)p.bytes,
+                                            "step_bytes", (json_int_t)p.step_bytes, "n_tokens", (json_int_t)p.n_tokens, "n_steps",
+                                            (json_int_t)p.n_steps, "loss", p.loss, "text", cmd_json_text(p.text, strlen(p.text))));
+        }
     return rows;
 }
 

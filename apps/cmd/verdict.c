@@ -1,5 +1,5 @@
-/* Judges the rows that `butler gate` measured, by the rules of verdict.h. Everything in a verdict comes from rows in the file of
- * results, whenever they were measured: judging twice gives the same. */
+/* Judges the rows that `butler gate` measured, by the rules of verdict.h. Everything in a verdict comes from these rows: judging
+ * twice gives the same. */
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -21,45 +21,19 @@ static bool has_text(const json_t *row, const char *key, const char *text)
     return found && strcmp(found, text) == 0;
 }
 
-/* The rows of this model, cache type and machine. */
-static json_t *read_rows(const struct cmd_options *options, const struct verdict_of *of)
-{
-    char kv_type[32], *line = NULL;
-    size_t room = 0;
-    FILE *file = fopen(of->rows, "r");
-    if (!file) {
-        cmd_say(options, "%s: %s", of->rows, strerror(errno));
-        return NULL;
-    }
-    snprintf(kv_type, sizeof kv_type, "kv-type=%s", of->kv_type);
-    json_t *rows = json_array();
-    while (getline(&line, &room, file) >= 0) {
-        json_t *row = json_loads(line, 0, NULL);
-        const char *config = json_string_value(json_object_get(row, "config"));
-        const bool timed = has_text(row, "task", "speed");
-        if (has_text(row, "fingerprint", of->fingerprint) && config && strstr(config, kv_type) &&
-            (!timed || has_text(json_object_get(row, "detail"), "machine", of->machine)))
-            json_array_append(rows, row);
-        json_decref(row);
-    }
-    free(line);
-    fclose(file);
-    return rows;
-}
-
-/* The row of a measurement with most items; NULL: none. subset NULL: a task without. Borrowed. */
-static json_t *find(const json_t *rows, const char *task, const char *subset, const char *metric, int length, const char *policy)
+/* The row of a measurement; NULL: none. subset NULL: a task without. Borrowed. */
+static const json_t *find(const json_t *rows, const char *task, const char *subset, const char *metric, int length,
+                          const char *policy)
 {
     size_t i;
-    json_t *row, *found = NULL;
+    const json_t *row;
     json_array_foreach(rows, i, row)
     {
         if (has_text(row, "task", task) && (!subset || has_text(row, "subset", subset)) && has_text(row, "metric", metric) &&
-            has_text(row, "policy", policy) && json_integer_value(json_object_get(row, "length")) == length &&
-            (!found || json_integer_value(json_object_get(row, "n")) >= json_integer_value(json_object_get(found, "n"))))
-            found = row;
+            has_text(row, "policy", policy) && json_integer_value(json_object_get(row, "length")) == length)
+            return row;
     }
-    return found;
+    return NULL;
 }
 
 static double value_of(const json_t *row)
@@ -111,9 +85,7 @@ static void judge_needles(const json_t *rows, int length, const char *policy, js
 static void judge_perplexity(const json_t *rows, int length, const char *policy, json_t *out, json_t *reasons)
 {
     const json_t *dense = find(rows, "ppl", NULL, "ppl", length, "full"), *row = find(rows, "ppl", NULL, "ppl", length, policy);
-    if (!dense) /* the text is too short for this length */
-        return;
-    if (!row) {
+    if (!dense || !row) {
         refuse(reasons, "perplexity was not measured");
         return;
     }
@@ -125,7 +97,7 @@ static void judge_perplexity(const json_t *rows, int length, const char *policy,
 
 static void judge_speed(const json_t *rows, int length, const char *policy, json_t *out, json_t *reasons)
 {
-    json_t *row = find(rows, "speed", NULL, "speed_up", length, policy);
+    const json_t *row = find(rows, "speed", NULL, "speed_up", length, policy);
     const double low = json_number_value(json_array_get(json_object_get(row, "ci"), 0));
     if (row)
         json_object_set_new(out, "speed_up",
@@ -164,21 +136,30 @@ static const json_t *best(const json_t *candidates, int length)
     return found;
 }
 
+/* The fingerprint of the predictor that a row was measured with; NULL: none. */
+static const char *predictor_of(const json_t *row)
+{
+    const char *config = json_string_value(json_object_get(row, "config"));
+    const char *at = config ? strstr(config, ",predictor=") : NULL;
+    return at ? at + strlen(",predictor=") : NULL;
+}
+
 json_t *verdict_make(const struct cmd_options *options, const struct verdict_of *of)
 {
     char date[32];
     const time_t now = time(NULL);
     struct tm utc;
-    json_t *rows = read_rows(options, of);
-    if (!rows)
-        return NULL;
+    const json_t *rows = of->rows;
     json_t *candidates = json_array(), *on = json_array();
     for (int l = 0; l < of->n_lengths; l++) {
         for (int p = 0; p < of->n_policies; p++)
-            json_array_append_new(candidates, candidate(rows, of->lengths[l], of->policies[p]));
+            if (of->lengths[l] >= of->from[p])
+                json_array_append_new(candidates, candidate(rows, of->lengths[l], of->policies[p]));
         const json_t *chosen = best(candidates, of->lengths[l]);
         const char *policy = chosen ? json_string_value(json_object_get(chosen, "policy")) : "full";
-        json_array_append_new(on, json_pack("{s:i, s:s}", "length", of->lengths[l], "policy", policy));
+        const json_t *row = find(rows, "speed", NULL, "speed_up", of->lengths[l], policy);
+        json_array_append_new(
+            on, json_pack("{s:i, s:s, s:s*}", "length", of->lengths[l], "policy", policy, "predictor", predictor_of(row)));
     }
     gmtime_r(&now, &utc);
     strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
@@ -187,7 +168,6 @@ json_t *verdict_make(const struct cmd_options *options, const struct verdict_of 
                             of->fingerprint, "kv_type", of->kv_type, "machine", of->machine, "commit",
                             json_object_get(any, "commit"), "date", date, "rules", "needles_floor", VERDICT_FLOOR,
                             "perplexity_above", VERDICT_PERPLEXITY, "speed_up_above", 1.0, "on", on, "candidates", candidates);
-    json_decref(rows);
     if (!out)
         cmd_say(options, "no memory for the verdict");
     return out;
@@ -219,6 +199,26 @@ int verdict_write(const struct cmd_options *options, const char *path, const jso
     return CMD_FAILED;
 }
 
+/* Why a file is no verdict of the model with this fingerprint; NULL: it is one. */
+static const char *fault_of(const json_t *verdict, const char *fingerprint)
+{
+    size_t i;
+    const json_t *on = json_object_get(verdict, "on"), *one;
+    json_int_t before = 0;
+    if (!json_is_string(json_object_get(verdict, "fingerprint")) || !json_is_array(on))
+        return "it is no verdict of butler gate";
+    if (!has_text(verdict, "fingerprint", fingerprint))
+        return "it is of another model file";
+    json_array_foreach(on, i, one)
+    {
+        const json_t *length = json_object_get(one, "length");
+        if (!json_is_integer(length) || json_integer_value(length) <= before || !json_is_string(json_object_get(one, "policy")))
+            return "\"on\" is not a list of lengths, the shorter ones first, each with its policy";
+        before = json_integer_value(length);
+    }
+    return NULL;
+}
+
 json_t *verdict_read(const struct cmd_options *options, const char *model, uint64_t fingerprint)
 {
     char path[PATH_MAX + 16], own[24];
@@ -227,9 +227,10 @@ json_t *verdict_read(const struct cmd_options *options, const char *model, uint6
         return NULL;
     json_t *verdict = json_load_file(path, 0, &fault);
     snprintf(own, sizeof own, "%016" PRIx64, fingerprint);
-    if (verdict && has_text(verdict, "fingerprint", own) && json_is_array(json_object_get(verdict, "on")))
+    const char *why = verdict ? fault_of(verdict, own) : fault.text;
+    if (!why)
         return verdict;
-    cmd_say(options, "note: %s: not used: %s", path, verdict ? "it is of another model file" : fault.text);
+    cmd_say(options, "note: %s: not used: %s", path, why);
     json_decref(verdict);
     return NULL;
 }

@@ -149,8 +149,9 @@ struct eval_params {
 
 struct eval_events {
     void *user;
-    void (*progress)(void *user, double done); /* done: fraction of the work, 0 .. 1 */
-    void (*row)(void *user, const json_t *row);
+    void (*progress)(void *user, double done);    /* done: fraction of the work, 0 .. 1 */
+    void (*row)(void *user, const json_t *row);   /* newly measured */
+    void (*known)(void *user, const json_t *row); /* what this run would measure, and the output already has */
     void (*note)(void *user, const char *text);
     bool (*stopped)(void *user); /* true: the run stops, at the latest after the token or the part of a prompt that is being read.
                                   * From any thread */
@@ -193,7 +194,8 @@ struct eval_run {
 
 /* An engine of the run's model, plug-ins and predictors with threads of its own, for a task that measures time. */
 struct butler_engine *eval_engine_beside(const struct eval_run *run, int n_threads, struct butler_error *err);
-/* The processor, its instructions that this engine uses, and a number of threads, as text: what a time holds for. */
+/* The processor (on ARM the board, or the core's numbers), its instructions that this engine uses, and a number of threads, as
+ * text: what a time holds for. */
 enum { EVAL_MACHINE = 192 };
 void eval_machine(const struct butler_engine *engine, int n_threads, char *out, size_t n_out);
 

@@ -91,12 +91,14 @@ char *eval_items_key(const struct eval_run *run, const struct eval_policy *polic
 /* The file of results: rows are appended a policy at a time. */
 struct eval_results {
     struct eval_log log;
-    json_t *done; /* an object with the keys of complete measurements */
+    json_t *done; /* what the file had when it was opened: an object of arrays, the rows of each measurement */
 };
 /* path NULL: none. Also after a failure eval_results_close is called. */
 int eval_results_open(struct eval_results *results, const char *path, struct butler_error *err);
-/* 1 if the file has the rows of this policy, of as many items; 0; or a negative code. */
-int eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy);
+/* 1 if the file has the rows of this policy, of as many items, and *rows is then an array of them (borrowed); 0; or a negative
+ * code. */
+int eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy,
+                     const json_t **rows);
 /* Appends the rows of one policy (an array). */
 int eval_results_append(struct eval_results *results, const json_t *rows, struct butler_error *err);
 void eval_results_close(struct eval_results *results);

@@ -25,7 +25,13 @@ static char *key_of(const json_t *row)
     return text;
 }
 
-/* A row that eval_results_append wrote. Those of one policy are complete with the last. */
+static bool is_complete(const json_t *rows)
+{
+    const json_t *last = json_array_get(rows, json_array_size(rows) - 1);
+    return last && json_integer_value(json_object_get(last, "more")) == 0;
+}
+
+/* A row that eval_results_append wrote. Those of one policy are complete with the last, whose `more` is 0. */
 static int take_row(void *user, json_t *row)
 {
     struct eval_results *results = user;
@@ -34,8 +40,10 @@ static int take_row(void *user, json_t *row)
         !json_is_string(json_object_get(row, "metric")) || !json_is_integer(more))
         return -1;
     char *key = key_of(row);
-    if (key && json_integer_value(more) == 0)
-        json_object_set_new(results->done, key, json_true());
+    json_t *rows = key ? json_object_get(results->done, key) : NULL;
+    if (key && (!rows || is_complete(rows)))
+        json_object_set_new(results->done, key, rows = json_array());
+    json_array_append(rows, row);
     free(key);
     return json_integer_value(more) == 0;
 }
@@ -109,14 +117,16 @@ char *eval_items_key(const struct eval_run *run, const struct eval_policy *polic
     return key;
 }
 
-int eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy)
+int eval_results_has(const struct eval_results *results, const struct eval_run *run, const struct eval_policy *policy,
+                     const json_t **rows)
 {
     json_t *row = name_fields(run, policy);
     char *key = row ? key_of(row) : NULL;
-    const int has = key ? json_object_get(results->done, key) != NULL : BUTLER_ERROR_MEMORY;
+    const bool known = key != NULL;
+    *rows = key ? json_object_get(results->done, key) : NULL;
     free(key);
     json_decref(row);
-    return has;
+    return known ? *rows && is_complete(*rows) : BUTLER_ERROR_MEMORY;
 }
 
 static double sum_of(const double *x)

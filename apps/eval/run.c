@@ -393,11 +393,14 @@ static int make_plan(struct plan *plan, struct eval_run *run, const struct eval_
         struct eval_policy *policy = &run->policies[i];
         eval_policy_set_dense(policy, BUTLER_MAX(policy->dense, run->min_dense));
         plan->keys[i] = eval_items_key(run, policy);
-        const int has = eval_results_has(results, run, policy);
+        const json_t *rows, *row;
+        const int has = eval_results_has(results, run, policy, &rows);
         if (!plan->keys[i] || has < 0)
             code = butler_fail(err, BUTLER_ERROR_MEMORY, "no memory for a row");
         known[i] = has;
         plan->n++;
+        size_t at;
+        json_array_foreach(has > 0 && run->events->known ? rows : NULL, at, row) run->events->known(run->events->user, row);
     }
     if (code == 0)
         code = eval_share_root(run->params, known, (size_t)run->n_policies, err);
