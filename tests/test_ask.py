@@ -385,6 +385,20 @@ def test_a_receipt_names_passages(document, tmp_path):
     assert "steps compared" not in none and not PASSAGE.search(none)
 
 
+def test_a_receipt_of_documents_that_begin_alike(document, tmp_path):
+    """A document that is the beginning of another has its own passages, in either order."""
+    long, short = "The dog ran home.\n\nThe cat slept.\n\nThe sun was hot.\n", "The dog ran home.\n\n"
+    (tmp_path / "new.log").write_text(long)
+    (tmp_path / "old.log").write_text(short)
+    shares = {}
+    for order in (("new.log", "old.log"), ("old.log", "new.log")):
+        done = butler("ask", "-m", GQA, "-f", order[0], "-f", order[1], "--no-cache", "--receipt", 1, *GREEDY, "Which?", cwd=tmp_path)
+        found = PASSAGE.findall(done.stderr)
+        shares[order] = {name: sum(int(share) for n, _, _, share, _ in found if n == name) for name in order}
+        assert all(shares[order].values()), done.stderr
+    assert len(set(map(str, shares.values()))) == 2  # the model read them in another order
+
+
 def test_a_receipt_of_chat(document, tmp_path):
     result = butler("chat", "-m", GQA, "-f", document, "--no-cache", *GREEDY, input="Who?\nWhere?\n")
     assert len(re.findall(r"chat: all tokens were read \(\d+ steps? compared\); most attention:", result.stderr)) == 2

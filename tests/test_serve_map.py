@@ -104,7 +104,7 @@ def test_parked_texts_go_on(tmp_path):
     s = Server("--kv-ram", 640000, "--park", tmp_path)
     import concurrent.futures
     case = (PROMPT, 180, "fier:budget=20", 1, 4)
-    body = {**completion(*case), "kv": {"policy": case[2], "map": True}}
+    body = {**completion(*case), "kv": {"policy": case[2], "map": True, "receipt": 1}}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(20):  # requests that come one after the other, by chance, park nothing
             answers = list(pool.map(lambda _: s.post("/v1/completions", body), range(8)))
@@ -116,6 +116,12 @@ def test_parked_texts_go_on(tmp_path):
     token = s.get(f"/kv/map?id={ids[0]}")["n_tokens"] - 1
     steps = [json.dumps(s.get(f"/kv/map?id={i}&token={token}")) for i in ids]
     assert len(set(steps)) == 1
+    receipts = [a["usage"]["kv"]["receipt"] for a in answers]
+    assert {r["steps"] for r in receipts} == {answers[0]["usage"]["completion_tokens"] - 1}
+    for receipt in receipts:  # of all steps, before and after it was parked
+        assert receipt["attention_read"] == pytest.approx(receipts[0]["attention_read"], abs=1e-4)
+        assert [p["text"] for p in receipt["passages"]] == [p["text"] for p in receipts[0]["passages"]] != []
+        assert [p["share"] for p in receipt["passages"]] == pytest.approx([p["share"] for p in receipts[0]["passages"]], abs=1e-4)
     assert s.stop() == 0
 
 

@@ -1,4 +1,5 @@
 /* What an answer rests on: the share of the attention that was read, and the passages of the documents that had most of it. */
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,28 +110,47 @@ static void detokenize(const struct butler_model *model, const struct cmd_intege
     starts[ids->n] = text->n;
 }
 
-/* Gives passages the attention of the tokens that begin in them. A document that is not in the text as it was read has none. */
-static void weigh(struct passages *passages, const struct butler_buffer *text, const size_t *starts, int n, const double *attention)
+/* Where a source stands in the text: its first occurrence outside [taken[i], taken[i] + n) of the earlier sources, whose texts may
+ * begin like it. SIZE_MAX: nowhere. */
+static size_t place(const struct cmd_sources *sources, const size_t *taken, int which, const struct butler_buffer *text)
 {
-    size_t from = 0;
+    const struct cmd_source *source = &sources->items[which];
+    for (size_t from = 0; from < text->n;) {
+        const char *found = memmem(text->bytes + from, text->n - from, source->bytes, source->n);
+        if (!found)
+            break;
+        const size_t at = (size_t)(found - text->bytes);
+        from = at;
+        for (int i = 0; i < which; i++)
+            if (taken[i] != SIZE_MAX && at < taken[i] + sources->items[i].n && taken[i] < at + source->n)
+                from = BUTLER_MAX(from, taken[i] + sources->items[i].n);
+        if (from == at)
+            return at;
+    }
+    return SIZE_MAX;
+}
+
+/* Gives passages the attention of the tokens that begin in them. A document that is not in the text as it was read has none. */
+static void weigh(struct passages *passages, const struct cmd_sources *sources, const struct butler_buffer *text,
+                  const size_t *starts, int n, const double *attention)
+{
+    size_t *places = cmd_alloc((size_t)sources->n + 1, sizeof *places);
+    for (int i = 0; i < sources->n; i++)
+        places[i] = place(sources, places, i, text);
     for (int p = 0, token = 0; p < passages->n; p++) {
         struct passage *passage = &passages->items[p];
-        const struct cmd_source *source = passage->source;
-        if (p == 0 || source != passage[-1].source) {
-            const char *found = memmem(text->bytes + from, text->n - from, source->bytes, source->n);
-            if (!found) {
-                while (p + 1 < passages->n && passages->items[p + 1].source == source)
-                    p++;
-                continue;
-            }
-            from = (size_t)(found - text->bytes);
-        }
+        const size_t from = places[passage->source - sources->items];
+        if (p == 0 || passage->source != passage[-1].source)
+            token = 0; /* they need not stand in the order in which they were named */
+        if (from == SIZE_MAX)
+            continue;
         while (token < n && starts[token] < from + passage->at)
             token++;
         for (; token < n && starts[token] < from + passage->end; token++)
             passage->attention += token >= N_SINKS ? attention[token] : 0;
         passages->sum += passage->attention;
     }
+    free(places);
 }
 
 static int by_attention(const void *a, const void *b)
@@ -168,7 +188,7 @@ static void say_passages(const struct cmd_options *options, const struct butler_
     detokenize(model, ids, &text, starts);
     for (int i = 0; i < sources->n; i++)
         add_passages(&passages, &sources->items[i]);
-    weigh(&passages, &text, starts, ids->n, attention);
+    weigh(&passages, sources, &text, starts, ids->n, attention);
     qsort(passages.items, (size_t)passages.n, sizeof *passages.items, by_attention);
     for (int i = 0; i < passages.n && i < N_SHOWN && passages.items[i].attention * LEAST_SHARE > passages.sum; i++)
         say_passage(options, &passages.items[i], passages.items[i].attention / passages.sum);

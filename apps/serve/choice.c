@@ -206,5 +206,6 @@ void serve_choice_free(struct serve_choice *choice)
     butler_session_free(choice->session);
     butler_buffer_free(&choice->text);
     butler_buffer_free(&choice->ids);
+    free(choice->attention);
     *choice = (struct serve_choice){0};
 }

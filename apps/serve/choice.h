@@ -35,6 +35,9 @@ struct serve_choice {
     int32_t drawn[SERVE_ROUND]; /* tokens of the latest round: */
     int n_drawn, n_taken;       /* how many there are, how many serve_choice_sample has given */
     double step_s;              /* of a decode step, at most, by the latest round; 0: none yet */
+    /* Of a parked session's receipt: the attention of all compared steps to each position [n_attention], a sum. */
+    double *attention;
+    int n_attention;
 };
 
 /* Appends the bytes of ids as UTF-8. */

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "serve/choice.h"
+#include "serve/receipt.h"
 
 int serve_park_open(const char *folder, struct butler_error *err)
 {
@@ -56,8 +57,10 @@ int serve_park(struct serve_job *job, const char *folder, uint64_t *n_bytes, str
     }
     if (!job->prompt_done)
         job->n_left = job->n_prompt - butler_n_past(job->choices[0].session);
-    for (int i = 0; i < job->n_choices; i++)
+    for (int i = 0; i < job->n_choices; i++) {
+        serve_receipt_park(job, &job->choices[i]);
         serve_choice_release(&job->choices[i], &job->stats, &job->compared);
+    }
     job->stats.kv_memory = job->stats.metric_memory = 0; /* of sessions that are there at the end */
     return 0;
 }
@@ -67,7 +70,8 @@ int serve_unpark(struct serve_job *job, struct butler_engine *engine, struct but
     for (int i = 0; i < job->n_choices; i++) {
         struct serve_choice *choice = &job->choices[i];
         if (choice->fd >= 0 && (!(choice->session = butler_session_restore_fd(engine, choice->fd, 0, err)) ||
-                                butler_session_set_prefix_salt(choice->session, job->salt, err) < 0))
+                                butler_session_set_prefix_salt(choice->session, job->salt, err) < 0 ||
+                                butler_session_keep_receipt(choice->session, job->receipt, err) < 0))
             return err->code;
     }
     close_files(job);

@@ -64,14 +64,39 @@ static char *text_of(const struct butler_model *model, const struct serve_job *j
     return trimmed;
 }
 
-static void find(struct serve_job *job, const struct butler_model *model, const struct butler_session *session)
+/* The attention of all steps of a choice that were compared to each position [butler_n_past()], a sum. Owned; NULL: none were. */
+static double *attended(const struct serve_choice *choice)
 {
     struct butler_receipt receipt = {BUTLER_INIT(butler_receipt)};
-    if (!session || job->receipt == 0 || job->n_passages > 0 || butler_n_past(session) < job->n_prompt)
+    const int n = butler_n_past(choice->session);
+    double *attention = calloc((size_t)n + 1, sizeof *attention);
+    if (!attention || !butler_session_receipt(choice->session, &receipt, attention) ||
+        (receipt.n_steps == 0 && choice->n_attention == 0)) {
+        free(attention);
+        return NULL;
+    }
+    for (int i = 0; i < n; i++)
+        attention[i] = receipt.n_steps * attention[i] + (i < choice->n_attention ? choice->attention[i] : 0);
+    return attention;
+}
+
+void serve_receipt_park(const struct serve_job *job, struct serve_choice *choice)
+{
+    double *attention = job->receipt > 0 && choice->session ? attended(choice) : NULL;
+    if (!attention)
         return;
-    double *attention = calloc((size_t)butler_n_past(session) + 1, sizeof *attention);
+    free(choice->attention);
+    choice->attention = attention;
+    choice->n_attention = butler_n_past(choice->session);
+}
+
+static void find(struct serve_job *job, const struct butler_model *model, const struct serve_choice *choice)
+{
+    if (!choice->session || job->receipt == 0 || job->n_passages > 0 || butler_n_past(choice->session) < job->n_prompt)
+        return;
+    double *attention = attended(choice);
     struct passage *passages = calloc((size_t)job->n_prompt, sizeof *passages);
-    if (attention && passages && butler_session_receipt(session, &receipt, attention) && receipt.n_steps > 0) {
+    if (attention && passages) {
         const int n = cut(model, job, attention, passages);
         double sum = 0;
         for (int i = 0; i < n; i++)
@@ -89,7 +114,7 @@ static void find(struct serve_job *job, const struct butler_model *model, const 
 
 void serve_receipt_take(struct serve_job *job, const struct butler_model *model, struct serve_choice *choice)
 {
-    find(job, model, choice->session);
+    find(job, model, choice);
     serve_choice_release(choice, &job->stats, &job->compared);
 }
 

@@ -11,6 +11,9 @@ enum { SERVE_PASSAGE_BYTES = 400 };
  * a hundred. A line longer than SERVE_PASSAGE_BYTES counts in parts. The first four tokens are left out: they have attention
  * whatever they say. Without memory there are no passages. */
 void serve_receipt_take(struct serve_job *job, const struct butler_model *model, struct serve_choice *choice);
+/* Before a choice's session is released to be parked: keeps what its steps attended to, for the passages of the whole answer.
+ * Without memory it is forgotten. */
+void serve_receipt_park(const struct serve_job *job, struct serve_choice *choice);
 void serve_passages_free(struct serve_job *job);
 
 #endif
