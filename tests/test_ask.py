@@ -381,7 +381,7 @@ def test_a_receipt_names_passages(document, tmp_path):
     sparse, evicting, none = (ask(document, "Which?", *args).stderr for args in (
         ("--kv", "quest:budget=32,dense=0"), ("--kv", "snapkv:budget=16,window=8,dense=0"), ("--receipt", 0)))
     assert re.search(r"what was read has [1-9][0-9.]* % of the attention", sparse)
-    assert re.search(r"those that were dropped had [1-9][0-9.]* % of it when the prompt ended", evicting)
+    assert re.search(r"those that were dropped had [1-9][0-9.]* % of it when the prompt was cut", evicting)
     assert "steps compared" not in none and not PASSAGE.search(none)
 
 

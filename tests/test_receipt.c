@@ -44,25 +44,20 @@ static double weigh(const struct watch *watch, int layer, int head, const bool *
     return sink / sum;
 }
 
-/* Attention to tokens that were held before and are not after: a mean over heads and over the layers that lost some. */
+/* Attention to tokens that were held before and are not after: a mean over heads and layers. */
 static double lost(const struct watch *watch, held_tokens before, held_tokens after)
 {
     const struct butler_metric_shape *shape = &watch->session->shape;
     double sum = 0, weights[N_TEXT];
-    int n_layers = 0;
-    for (int l = 0; l < shape->n_layers; l++) {
-        bool cut = false;
+    for (int l = 0; l < shape->n_layers; l++)
         for (int h = 0; h < shape->n_heads; h++) {
             weigh(watch, l, h, before[l][h / shape->group], weights);
             for (int t = 0; t < N_TEXT; t++) {
                 const bool left = before[l][h / shape->group][t] && !after[l][h / shape->group][t];
-                sum += left ? weights[t] / shape->n_heads : 0;
-                cut = cut || left;
+                sum += left ? weights[t] / shape->n_heads / shape->n_layers : 0;
             }
         }
-        n_layers += cut;
-    }
-    return n_layers > 0 ? sum / n_layers : 0;
+    return sum;
 }
 
 /* Adds what a step read of its attention, and what each position had. */

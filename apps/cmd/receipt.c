@@ -210,7 +210,7 @@ void cmd_receipt_say(const struct cmd_options *options, const struct butler_mode
     else if (receipt.prompt_evicted + receipt.step_evicted > 0)
         snprintf(part, sizeof part, "all tokens that are kept were read");
     if (receipt.prompt_evicted + receipt.step_evicted > 0)
-        snprintf(lost, sizeof lost, "; those that were dropped had %.1f %% of it when the prompt ended",
+        snprintf(lost, sizeof lost, "; those that were dropped had %.1f %% of it when the prompt was cut",
                  100 * receipt.prompt_evicted);
     cmd_say(options, "%s%s (%d step%s compared)%s", part, lost, receipt.n_steps, receipt.n_steps == 1 ? "" : "s",
             sources->n > 0 ? "; most attention:" : "");

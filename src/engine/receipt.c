@@ -33,7 +33,8 @@ int butler_session_keep_receipt(struct butler_session *session, int every, struc
     struct butler_receipt_state *receipt = butler_alloc(sizeof *receipt, err);
     if (!receipt)
         return BUTLER_ERROR_MEMORY;
-    *receipt = (struct butler_receipt_state){.every = every, .attention = butler_alloc(n * sizeof *receipt->attention, err)};
+    *receipt = (struct butler_receipt_state){
+        .every = every, .cut_at = {-1, -1}, .attention = butler_alloc(n * sizeof *receipt->attention, err)};
     if (evicts) {
         receipt->weights = butler_alloc(n * n_heads * sizeof *receipt->weights, err);
         receipt->positions = butler_alloc(n * n_heads * sizeof *receipt->positions, err);
@@ -59,8 +60,8 @@ int butler_session_receipt(const struct butler_session *session, struct butler_r
     const int n = BUTLER_MAX(means.n_steps, 1), n_prompt = BUTLER_MAX(state->n_prompt_cuts, 1),
               n_step = BUTLER_MAX(state->n_step_cuts, 1);
     means.read = means.n_steps > 0 ? means.read / n / n_layers : 1;
-    means.prompt_evicted /= n_prompt;
-    means.step_evicted /= n_step;
+    means.prompt_evicted /= n_prompt * n_layers; /* a layer that was not cut lost nothing */
+    means.step_evicted /= n_step * n_layers;
     for (int i = 0; attention && i < session->n_past; i++)
         attention[i] = state->attention[i] / n / n_layers;
     butler_give_struct(receipt, &means, sizeof means, BUTLER_END_OF(butler_receipt, seconds));
@@ -134,6 +135,8 @@ void butler_receipt_before_cut(struct butler_session *session, int layer, bool d
                (size_t)n * sizeof *receipt->positions);
     }
     receipt->n_before = n;
+    *(decode ? &receipt->n_step_cuts : &receipt->n_prompt_cuts) += receipt->cut_at[decode] != position;
+    receipt->cut_at[decode] = position;
     receipt->sums.seconds += butler_seconds() - start;
 }
 
@@ -162,6 +165,5 @@ void butler_receipt_after_cut(struct butler_session *session, int layer, bool de
     double *sum = decode ? &receipt->sums.step_evicted : &receipt->sums.prompt_evicted;
     for (int kv_head = 0; kv_head < n_kv_heads; kv_head++)
         *sum += evicted(session, layer, kv_head) / n_kv_heads;
-    *(decode ? &receipt->n_step_cuts : &receipt->n_prompt_cuts) += 1;
     receipt->n_before = 0;
 }

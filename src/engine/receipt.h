@@ -10,10 +10,11 @@
 struct butler_session;
 
 struct butler_receipt_state {
-    int every, n_decoded; /* decode steps from one look to the next; steps so far */
-    int n_prompt_cuts, n_step_cuts;
-    struct butler_receipt sums; /* of what is a mean in the end */
-    double *attention;          /* [n_ctx] to each position, summed over steps */
+    int every, n_decoded;           /* decode steps from one look to the next; steps so far */
+    int n_prompt_cuts, n_step_cuts; /* times that layers were cut, at whatever number of them */
+    int cut_at[2];                  /* the newest token at the latest cut: of a prompt, of a step */
+    struct butler_receipt sums;     /* of what is a mean in the end */
+    double *attention;              /* [n_ctx] to each position, summed over steps */
     /* Exact attention to the tokens of a layer before it is cut, a mean over the query heads of a KV head. */
     float *weights;     /* [n_kv_heads][n_ctx] */
     int32_t *positions; /* [n_kv_heads][n_ctx] */

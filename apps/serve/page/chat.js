@@ -31,7 +31,7 @@ function drawReceipt(turn) {
   const places = passages.map(passage => ({...passage, place: placeOf(passage.text, before)})).filter(passage => passage.place).slice(0, 5);
   const read = attention_read >= 1 - 1e-9 ? evicted > 0 ? "All tokens that are kept were read" : "All tokens were read"
     : `What was read has ${percent(attention_read)} of the attention`;
-  const lost = evicted > 0 ? `; those that were dropped had ${percent(evicted)} of it when the prompt ended` : "";
+  const lost = evicted > 0 ? `; those that were dropped had ${percent(evicted)} of it when the prompt was cut` : "";
   if (!places.length) return element("p", "receipt", `${read}${lost}.`);
   return element("details", "receipt", element("summary", "", `${read}${lost}. Most attention: ${places[0].place.name}, line ${places[0].place.line}`),
                  element("ol", "", ...places.map(({text, share, place}) => element("li", "", element("b", "", `${place.name}:${place.line}`), ` (${percent(share)}) `,
