@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MODEL, GEMMA, QWEN, LARGE = "smollm2.gguf", "gemma3-270m.gguf", "qwen2.5-coder-0.5b.gguf", "qwen2.5-coder-1.5b.gguf"
 MODEL_NAMES = {LARGE: "Qwen 1.5B", QWEN: "Qwen 0.5B", MODEL: "SmolLM2"}  # of the claims, the first that was measured
-KEPT = "task subset model policy settings budget length limit seed config metric value ci n difference kv_read found date version commit".split()
+KEPT = "task subset model policy settings budget length limit seed config metric value ci n items difference kv_read found date version commit".split()
 
 # A task is (task, subset, metric); a column of a table is (task, budget).
 PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, BOOLQ = (
@@ -176,7 +176,7 @@ def paired(row):
     change, ends = row["difference"]["value"], row["difference"]["ci"]
     if ends[0] < ends[1]:
         return change, ends
-    room = 1 - 0.05 ** (1 / row["limit"])
+    room = 1 - 0.05 ** (1 / (row.get("items") or row["limit"] or row["n"]))
     return change, [change - room, change + room]
 
 

@@ -457,6 +457,10 @@ def test_paired_differences(tmp_path):
     half = 2.045230 * np.std(pseudo, ddof=1) / math.sqrt(n)
     assert row["difference"]["to"] == "full" and row["difference"]["value"] == pytest.approx(whole, abs=1e-8)
     assert row["difference"]["ci"] == pytest.approx([whole - half, whole + half], abs=1e-6)
+    assert row["items"] == 30 and row["n"] == ours[:, 2].sum()
+    Path(f"{path}.items").unlink()
+    again = butler("eval", "coref", "-m", GQA, "--limit", 30, "-o", path, "--json", *kv("full", "random:budget=0.3"))
+    assert "its items are gone" in again.stderr and all("difference" not in json.loads(line) for line in again.stdout.splitlines())
 
 
 # --------------------------------------------------------------------------------------------------- recall
@@ -466,6 +470,12 @@ def recall(*args):
 
 
 RECALLED = ["full", "oracle:share=query", "oracle", "oracle:group=mean", *POLICIES]
+
+
+def test_what_reads_all_is_not_certain():
+    """Wilson's interval of as many texts, none of which lost anything."""
+    row = by(recall("--set", "steps=4", *kv("full")), metric="recall")
+    assert row["value"] == 1 and row["ci"] == pytest.approx(wilson(3, 3), abs=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -220,6 +220,21 @@ def test_auto_without_a_gate_says_so_for_long_texts():
 
 
 @serve_built
+def test_chat_and_serve_say_so_once(tmp_path):
+    long = "one two " * 2100
+    said = butler("chat", "-m", MODEL, "-n", 1, "--no-cache", input=f"hello\n{long}\nagain\n").stderr
+    assert said.count("no gate has run") == 1
+    assert "gate has" not in butler("chat", "-m", MODEL, "-n", 1, "--no-cache", input="hello\n").stderr
+    process = subprocess.Popen([BUTLER, "serve", "-m", MODEL, "--port", "0", "-t", "1"], stderr=subprocess.PIPE, text=True)
+    lines = [process.stderr.readline()]
+    while lines[-1] and "listening on" not in lines[-1]:
+        lines.append(process.stderr.readline())
+    process.kill()
+    process.communicate()
+    assert sum("no gate has run" in line for line in lines) == 1
+
+
+@serve_built
 def test_the_server_chooses_by_request(allowed):
     verdict = allowed.with_name("own.gate.json")
     verdict.write_text(verdict.read_text().replace("2 threads", "1 threads"))  # as the tests' servers

@@ -154,6 +154,13 @@ def test_a_small_sample_does_not_prove_equality(results):
     assert results.verdict("better", *results.loss(task, row("fier", 0.1, 0.8, [0.76, 0.84], metric="coverage"), 0.75)[1:]) == "shows", "a value of the paper"
 
 
+def test_rows_of_all_items(results):
+    """Without --limit a row says 0; the number of its items bounds what none of them shows."""
+    alike = {"difference": {"to": "full", "value": 0.0, "ci": [0.0, 0.0]}, "limit": 0, "n": 40}
+    low, high = results.paired(alike)[1]
+    assert low == -high == pytest.approx(-(1 - 0.05 ** (1 / 40))) and results.paired({**alike, "items": 10})[1][1] > high
+
+
 def test_the_question_sets_have_a_mean(results, tmp_path):
     """Of a policy that has all of them, after five examples each, with the interval of a mean of independent ones."""
     def one(policy, name, value, metric, difference=None, shots=5, budget=0.5):

@@ -86,6 +86,15 @@ const char *cmd_auto_policy(const struct cmd_auto *automatic, int n_tokens)
     return policy;
 }
 
+void cmd_auto_say_why(struct cmd_options *options, int n_tokens)
+{
+    struct cmd_auto *automatic = &options->automatic;
+    if (!automatic->open || automatic->on || n_tokens < SHORT || automatic->said)
+        return;
+    cmd_say(options, "--kv auto: full; %s. butler gate -m MODEL finds whether a faster policy holds", automatic->why);
+    automatic->said = true;
+}
+
 void cmd_auto_choose(struct cmd_options *options, int n_tokens)
 {
     const struct cmd_auto *automatic = &options->automatic;
@@ -95,6 +104,6 @@ void cmd_auto_choose(struct cmd_options *options, int n_tokens)
     options->kv.values[automatic->at] = policy;
     if (strcmp(policy, "full") != 0)
         cmd_say(options, "--kv auto: %s, which the model's gate allows at this length; --kv full reads everything", policy);
-    else if (!automatic->on && n_tokens >= SHORT)
-        cmd_say(options, "--kv auto: full; %s. butler gate -m MODEL finds whether a faster policy holds", automatic->why);
+    else
+        cmd_auto_say_why(options, n_tokens);
 }

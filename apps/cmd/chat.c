@@ -111,6 +111,8 @@ static int follow_gate(struct chat *chat, int n, bool *changed)
 {
     const struct cmd_auto *automatic = &chat->options->automatic;
     *changed = false;
+    if (!chat->chosen)
+        cmd_auto_say_why(chat->options, n);
     if (!automatic->open || chat->chosen || (chat->ids.n > 0 && !chat->library))
         return CMD_DONE;
     const char *policy = cmd_auto_policy(automatic, n);

@@ -5,7 +5,7 @@
 #include "cmd.h"
 
 struct chat {
-    const struct cmd_options *options;
+    struct cmd_options *options;
     struct butler_engine *engine;
     const struct butler_model *model; /* the engine's */
     struct butler_session *session;

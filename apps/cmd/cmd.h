@@ -168,6 +168,7 @@ struct cmd_auto {
     int at;          /* its place in kv */
     json_t *on;      /* owned: policies by length, of a gate that holds here; NULL: none */
     const char *why; /* there is none */
+    bool said;       /* why */
 };
 
 struct cmd_options {
@@ -274,7 +275,9 @@ int cmd_fail(const struct cmd_options *options, const struct butler_error *err);
 void cmd_auto_open(struct cmd_options *options, struct butler_engine *engine);
 /* The policy for a text that comes to have n_tokens at most; valid until cmd_options_free. */
 const char *cmd_auto_policy(const struct cmd_auto *automatic, int n_tokens);
-/* Says on standard error which policy a long text gets, and why. Does nothing where --kv names a policy. */
+/* Says once, for texts from 4096 tokens on, why no gate's policy is used. Does nothing where one is, or --kv names a policy. */
+void cmd_auto_say_why(struct cmd_options *options, int n_tokens);
+/* Puts the policy of a text into options->kv and says on standard error which one a long text gets, and why. */
 void cmd_auto_choose(struct cmd_options *options, int n_tokens);
 
 /* What a long job shows of its progress. `what` stands before the bar, or is "". */

@@ -326,7 +326,7 @@ static int run(struct cmd_options *options)
     struct butler_engine *engine = cmd_engine_load(options, &status);
     if (engine)
         status = read_prompt(options, butler_engine_model(engine), &prompt);
-    if (status == CMD_DONE)
+    if (status == CMD_DONE && !options->load_session) /* which has the policy it was saved with */
         cmd_auto_choose(options, most_tokens(options, engine, prompt.n));
     struct butler_library *library = status == CMD_DONE && options->file ? cmd_library_try(options) : NULL;
     for (int i = 0; status == CMD_DONE && i < options->kv.n; i++) {

@@ -246,6 +246,9 @@ static int run(struct cmd_options *options)
         butler_session_free(
             cmd_add_steps(options, cmd_session_new(options, engine, options->kv.values[0], options->n_ctx, &status), &status));
     if (engines.n > 0 && status == CMD_DONE)
+        cmd_auto_say_why(options,
+                         options->n_ctx ? options->n_ctx : butler_model_get_info(butler_engine_model(engine))->n_ctx_train);
+    if (engines.n > 0 && status == CMD_DONE)
         status = serve(options, &engines, &template, &keys, log);
     cmd_template_free(&template);
     for (int i = engines.n - 1; i > 0; i--)

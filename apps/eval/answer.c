@@ -116,8 +116,8 @@ int eval_answer_summary(const struct eval_run *run, const double *values, bool c
     if (!coverage)
         return 1;
     /* Tokens of one answer are not independent, so the interval is over answers. */
-    eval_ratio_interval(values + 1, values + 2, EVAL_ANSWER_VALUES, n, &lo, &hi);
-    rows[1] = (struct eval_row){"coverage", covered / tokens, BUTLER_MAX(lo, 0), BUTLER_MIN(hi, 1), (int64_t)tokens, NULL};
+    eval_share_interval(values + 1, values + 2, EVAL_ANSWER_VALUES, n, &lo, &hi);
+    rows[1] = (struct eval_row){"coverage", covered / tokens, lo, hi, (int64_t)tokens, NULL};
     return 2;
 }
 

@@ -297,5 +297,8 @@ void eval_wilson(double k, double n, double *lo, double *hi);
 /* 95 % interval of sum x / sum w over n independent sequences (a ratio; Student's t on its linearised deviations):
  * x[i * stride], w[i * stride]. NaN where n < 2. */
 void eval_ratio_interval(const double *x, const double *w, size_t stride, int n, double *lo, double *hi);
+/* The same where x is a part of w, within [0, 1]; where x is all of w, or nothing, Wilson's interval of n sequences that all are.
+ */
+void eval_share_interval(const double *x, const double *w, size_t stride, int n, double *lo, double *hi);
 
 #endif

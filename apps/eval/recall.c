@@ -405,10 +405,8 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
     }
     for (int s = 0; s < SUMS; s++) {
         double lo, hi;
-        eval_ratio_interval(seen + s, seen + SUMS, SUMS + 1, n, &lo, &hi);
-        out[s] = (struct eval_row){names[s], totals[s] / totals[SUMS], fmax(lo, 0), fmin(hi, 1), (int64_t)totals[SUMS], NULL};
-        if (isnan(lo))
-            out[s].lo = out[s].hi = NAN;
+        eval_share_interval(seen + s, seen + SUMS, SUMS + 1, n, &lo, &hi);
+        out[s] = (struct eval_row){names[s], totals[s] / totals[SUMS], lo, hi, (int64_t)totals[SUMS], NULL};
     }
     out[0].detail = json_pack("{s:o, s:o, s:f}", "layers", by_head(run, values, 0, totals[SUMS]), "mass",
                               by_head(run, values, 1, totals[SUMS]), "top_half", totals[2] / totals[SUMS]);

@@ -185,6 +185,7 @@ json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *pol
         json_object_set_new(row, "value", number(rows[i].value));
         json_object_set_new(row, "ci", json_pack("[o, o]", number(rows[i].lo), number(rows[i].hi)));
         json_object_set_new(row, "n", json_integer(rows[i].n));
+        json_object_set_new(row, "items", json_integer(run->items.n));
         if (compares)
             json_object_set_new(row, "difference",
                                 json_pack("{s:s, s:o, s:[o, o]}", "to", base->policy->text, "value", number(differences[i].value),

@@ -378,6 +378,9 @@ static int find_base(struct plan *plan, const struct eval_run *run, const struct
     if (n < run->items.n) {
         free(base->values);
         base->values = NULL;
+        if (code == 0 && plan->n > 0 && run->events->note)
+            run->events->note(run->events->user,
+                              "the results have the dense policy, but its items are gone: no difference in the rows");
     }
     free(key);
     return code;

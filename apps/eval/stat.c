@@ -50,6 +50,22 @@ void eval_ratio_interval(const double *x, const double *w, size_t stride, int n,
     *hi = ratio + half;
 }
 
+void eval_share_interval(const double *x, const double *w, size_t stride, int n, double *lo, double *hi)
+{
+    bool all = true, none = true;
+    for (int i = 0; i < n; i++) {
+        all = all && x[(size_t)i * stride] >= w[(size_t)i * stride];
+        none = none && x[(size_t)i * stride] <= 0;
+    }
+    if (n > 0 && (all || none)) {
+        eval_wilson(all ? n : 0, n, lo, hi);
+        return;
+    }
+    eval_ratio_interval(x, w, stride, n, lo, hi);
+    *lo = *lo < 0 ? 0 : *lo; /* NaN stays */
+    *hi = *hi > 1 ? 1 : *hi;
+}
+
 struct eval_row eval_mean_row(const struct eval_run *run, const char *metric, const double *values, int which)
 {
     const int n = run->items.n, stride = run->n_values;
@@ -63,6 +79,6 @@ struct eval_row eval_mean_row(const struct eval_run *run, const char *metric, co
     if (counts)
         eval_wilson(sum, n, &lo, &hi);
     else
-        eval_ratio_interval(values + which, values + stride - 1, (size_t)stride, n, &lo, &hi);
-    return (struct eval_row){metric, sum / n, fmax(lo, 0), fmin(hi, 1), n, NULL};
+        eval_share_interval(values + which, values + stride - 1, (size_t)stride, n, &lo, &hi);
+    return (struct eval_row){metric, sum / n, lo, hi, n, NULL};
 }

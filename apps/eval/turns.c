@@ -146,8 +146,8 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
     eval_wilson(first, n, &lo, &hi);
     out[0] = (struct eval_row){"first", first / n, lo, hi, n, NULL};
     /* Questions about one text are not independent, so the interval is over texts. */
-    eval_ratio_interval(values + 1, values + 2, N_VALUES, n, &lo, &hi);
-    out[1] = (struct eval_row){"later", later / asked, BUTLER_MAX(lo, 0), BUTLER_MIN(hi, 1), (int64_t)asked, NULL};
+    eval_share_interval(values + 1, values + 2, N_VALUES, n, &lo, &hi);
+    out[1] = (struct eval_row){"later", later / asked, lo, hi, (int64_t)asked, NULL};
     return 2;
 }
 
