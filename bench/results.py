@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MODEL, GEMMA, QWEN, LARGE = "smollm2.gguf", "gemma3-270m.gguf", "qwen2.5-coder-0.5b.gguf", "qwen2.5-coder-1.5b.gguf"
 MODEL_NAMES = {LARGE: "Qwen 1.5B", QWEN: "Qwen 0.5B", MODEL: "SmolLM2"}  # of the claims, the first that was measured
-KEPT = "task subset model policy settings budget length limit seed config metric value ci n items difference kv_read found date version commit".split()
+KEPT = "task subset model policy settings budget length limit seed config metric value ci n items difference kv_read found agreement kl date version commit fingerprint data".split()
 
 # A task is (task, subset, metric); a column of a table is (task, budget).
 PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, BOOLQ = (
@@ -23,13 +23,14 @@ PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, 
     ("mc", "all sets, 5 shots", "mean"), ("ruler", "all", "mean"), ("ruler", "all 7900", "mean"), ("mc", "boolq, 5 shots", "accuracy"))
 MULTIKEY, WHOLE, SPEED = ("ruler", "niah_multikey_2", "string_match"), ("coref", None, "accuracy"), ("speed", None, "speed_up")
 DECODED, ZERO_SHOT = ("coref", "decoded", "accuracy"), ("mc", "four sets, decoded", "mean")
-FIRST_ANSWER, LATER_ANSWERS, ROUTE, FOUND = ("turns", None, "first"), ("turns", None, "later"), ("chain", None, "coverage"), ("ppl", "book", "found")
+FIRST_ANSWER, LATER_ANSWERS, ROUTE = ("turns", None, "first"), ("turns", None, "later"), ("chain", None, "coverage")
+FOUND, AGREEMENT, KL = BESIDE_DENSE = [("ppl", "book", name) for name in ("found", "agreement", "kl")]  # fields of the book's rows
 SPEED_LARGE = ("speed", "Qwen 1.5B", "speed_up")  # beside the 0.5B's in one table
 KEY_10K, MULTIKEY_16K, MULTIKEY_30K = (("ruler", name, "string_match") for name in ("niah_single_1 10000", "niah_multikey_2 16384",
                                                                                     "niah_multikey_2 30000"))
 SHORT_BOOK = ("ppl", "book 2560", "ppl")
 TITLES = {
-    PPL: "WikiText-2, ppl", BOOK: "a book, ppl", SHORT_BOOK: "2,048 tokens of a book, then 512, ppl", FOUND: "best tokens that were read, %",
+    PPL: "WikiText-2, ppl", BOOK: "a book, ppl", SHORT_BOOK: "2,048 tokens of a book, then 512, ppl", FOUND: "best tokens that were read, %", AGREEMENT: "same likeliest token as dense, %", KL: "KL from dense, nats",
     NAMED: "co-reference, %", WHOLE: "co-reference, whole names, %", DECODED: "the same, the text before it decoded too, %",
     KEY: "pass key in 4,096 tokens, %", MULTIKEY: "one key of many in 4,096 tokens, %", LONG_KEY: "pass key in 7,900 tokens, %",
     KEY_10K: "pass key in 10,000 tokens, %", MULTIKEY_16K: "one key of many in 16,384 tokens, %", MULTIKEY_30K: "in 30,000 tokens, %",
@@ -62,6 +63,7 @@ PASS_KEYS, LONG_KEYS = [(KEY_10K, budget) for budget in (32, 64, 128, 512, 0.11)
 QWEN_TABLE = [(BOOK, 0.11), (BOOK, 0.25), (KEY, 64), (KEY, 0.11), (MULTIKEY, 128), (MULTIKEY, 0.11), (NAMED, 0.11), (NAMED, 0.5)]
 PAGE_TASKS, PAGE_SIZES = [(SPEED, None), (MULTIKEY, None), (BOOK, None), (FOUND, None)], [
     ("full", None), *((f"tinyserve:page={page}", 0.11) for page in (4, 8, 16, 32, 64))]
+AGREEING, AGREEING_POLICIES = [(task, 0.11) for task in (AGREEMENT, KL, BOOK, MULTIKEY)], ["full", "fier:levels=means", "tinyserve", "streaming"]
 ONE_TEXT = [(task, 0.11) for task in (FIRST_ANSWER, LATER_ANSWERS, ROUTE)]
 VALUES, VALUES_TASKS = ["full", H2O, "h2o:sinks=20", VATP, "h2o+vatp:norm=l2", "h2o+vatp:norm=linf", "scissorhands", "scissorhands:sinks=20",
                         "scissorhands+vatp"], [(NAMED, budget) for budget in (0.11, 0.25, 0.5, 0.75)]
@@ -74,6 +76,7 @@ LARGE_TABLE = [(MULTIKEY, 0.11), *((WHOLE, budget) for budget in (0.11, 0.25, 0.
 LARGE_POLICIES = ["full", "oracle", FIER, "fier:levels=means", QUEST, "tinyserve", H2O, VATP, "snapkv", "streaming", "tokenbutler2", BUTLER2]
 QWEN_BUDGETS = (0.11, 0.25, 0.5, 64, 128)
 QWEN_PANELS = {BOOK: 1.2, KEY: 0, MULTIKEY: 0, NAMED: 0}
+LARGE_PANELS = {NAMED: 0, WHOLE: 0, MULTIKEY: 0}
 PANELS = {RULER_4K: 0, KEY: 0, QUESTIONS: 0, NAMED: 0, BOOK: 1.2, PPL: 2}  # the lower edge, times full's value
 NO_BUDGET = {"softprune", "entropystop"}  # what they keep follows from other keys
 NOT_SHOWN = {"pagestats", "h2o:heavy=1", "h2o:heavy=0", "scissorhands+vatp", "fier:dense=0", "fier:levels=means,share=3", "fier:levels=means,share=query",
@@ -95,11 +98,15 @@ CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is comp
     ("FIER finds more pass keys than Quest (87 to 60 %)", (MULTIKEY, FIER, QUEST, 128), "better"),
     ("FIER is better than SnapKV on LongBench", (NEWS, FIER, "snapkv", 2048), "better"),
     ("TokenButler: 75 % of the top half found", (TOP_HALF, BUTLER2, 0.75, 0.5), "better"),
+    ("TokenButler, version 1: 75 % of the top half found", (TOP_HALF, "tokenbutler", 0.75, 0.5), "better"),
+    ("TokenButler, version 1: 2 % more perplexity at 50 %", (PPL, "tokenbutler", "full", 0.5), "as good"),
+    ("TokenButler, version 1: co-reference as with true attention", (NAMED, "tokenbutler", "oracle", 0.5), "as good"),
     ("TokenButler: 2 % more perplexity at 50 %", (PPL, BUTLER2, "full", 0.5), "as good"),
     ("TokenButler: 2 % more perplexity at 50 %", (BOOK, BUTLER2, "full", 0.5), "as good"),
     ("TokenButler: question sets as with full attention", (QUESTIONS, BUTLER2, "full", 0.5), "as good"),
     ("TokenButler: less perplexity than other metrics", (PPL, BUTLER2, QUEST, 0.5), "better"),
     ("TokenButler: co-reference as with true attention (78 to 81 %)", (NAMED, BUTLER2, "oracle", 0.5), "as good"),
+    ("TokenButler: the same, every token decoded, whole names", (DECODED, BUTLER2, "oracle", 0.5), "as good"),
     ("TokenButler: pages lose co-references (6 %)", (NAMED, BUTLER2, QUEST, 0.5), "better"),
     ("TokenButler: eviction loses co-references (10 %)", (NAMED, BUTLER2, H2O, 0.5), "better"),
     ("TokenButler: layer 0's attention chooses worse (Fig. 9)", (NAMED, BUTLER2, "layer0", 0.5), "better"),
@@ -119,11 +126,11 @@ CLAIMS = [  # paper and claim, (task, policy, the policy or the value it is comp
     ("H2O needs heavy tokens, too", (QUESTIONS, H2O, "h2o:heavy=0", 0.2), "better"),
     ("VATP is better than Scissorhands", (QUESTIONS, "scissorhands+vatp", "scissorhands", 0.2), "better"),
     ("H2O is better than recent tokens alone", (PPL, H2O, "streaming", 0.25), "better"),
-    ("TinyServe: pages keep quality at 2,048 tokens", (KEY, QUEST, "full", 0.5), "as good"),
+    ("TinyServe: pages keep quality at 2,048 tokens", (KEY, "tinyserve", "full", 0.5), "as good"),
     ("TinyServe: pages keep quality at 2,048 tokens", (BOOK, "tinyserve", "full", 0.25), "as good"),
     ("TinyServe: pages keep quality at 2,048 tokens (here 450)", (MULTIKEY, "tinyserve", "full", 0.11), "as good"),
     ("TinyServe: pages are better than StreamingLLM", (MULTIKEY, "tinyserve", "streaming", 0.11), "better"),
-    ("TinyServe: pages are better than StreamingLLM", (KEY, QUEST, "streaming", 0.11), "better"),
+    ("TinyServe: pages are better than StreamingLLM", (KEY, "tinyserve", "streaming", 0.11), "better"),
     ("TinyServe: 2.1 to 3.4 times as fast", (SPEED, "tinyserve", 2.1, 2048), "better"),
     ("FIER: 1.2 to 1.5 times as fast", (SPEED, FIER, 1.2, 0.11), "better"),
     ("VATP costs H2O no time", (SPEED, VATP, H2O, 0.11), "as good"),
@@ -203,10 +210,10 @@ def means(rows):
     return found
 
 
-def shares_found(rows):
-    """Of the best tokens of steps over a book, the share that was read, as rows."""
-    return {(FOUND, *key[1:3], None): {**row, "value": row["found"], "ci": None, "difference": None}
-            for key, row in rows.items() if key[0] == BOOK and row.get("found") is not None}
+def beside_dense(rows):
+    """What steps over a book have in common with dense attention's, as rows."""
+    return {(task, *key[1:3], None): {**row, "value": row[task[2]], "ci": None, "difference": None}
+            for task in BESIDE_DENSE for key, row in rows.items() if key[0] == BOOK and row.get(task[2]) is not None}
 
 
 def budget_text(budget):
@@ -214,7 +221,7 @@ def budget_text(budget):
 
 
 def number(task, value):
-    return f"{value:.1f}" if task[2] == "ppl" else f"{100 * value:.0f}"
+    return f"{value:.1f}" if task[2] == "ppl" else f"{value:.3f}" if task[2] == "kl" else f"{100 * value:.0f}"
 
 
 def interval(task, row):
@@ -393,7 +400,7 @@ def one_predictor(models):
 
 
 def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "results.md", ROOT / "bench" / "tables.md", ROOT / "bench" / "ruler.md"),
-         drawings=(ROOT / "docs" / "results.svg", ROOT / "docs" / "results-qwen.svg")):
+         drawings=(ROOT / "docs" / "results.svg", ROOT / "docs" / "results-qwen.svg", ROOT / "docs" / "results-qwen-1.5b.svg")):
     models = {MODEL: {}, GEMMA: {}, QWEN: {}, LARGE: {}}
     for path in [store, *files]:
         for line in Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []:
@@ -413,7 +420,8 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
     rows = found[MODEL_NAMES[MODEL]]
     pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE), "large": table(models[LARGE], LARGE_TABLE, [(name, None) for name in LARGE_POLICIES]),
-              "page sizes": table(models[QWEN] | shares_found(models[QWEN]), PAGE_TASKS, PAGE_SIZES),
+              "page sizes": table(models[QWEN] | beside_dense(models[QWEN]), PAGE_TASKS, PAGE_SIZES),
+              "agreement": table(models[QWEN] | beside_dense(models[QWEN]), AGREEING, [(name, None) for name in AGREEING_POLICIES]),
               "one text": table(models[QWEN], ONE_TEXT), "pass keys": table(models[QWEN], PASS_KEYS), "long keys": table(models[QWEN], LONG_KEYS),
               "values": table(models[QWEN], VALUES_TASKS, [(name, None) for name in VALUES]),
               "speed": table(models[QWEN] | {(SPEED_LARGE, *key[1:]): row for key, row in models[LARGE].items() if key[0] == SPEED},
@@ -429,7 +437,8 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
         for name, piece in pieces.items():
             text = re.sub(rf"(<!-- {name} -->\n)(\|.*\n)*", lambda m, piece=piece: f"{m[1]}{piece}\n", text)
         page.write_text(text, encoding="utf-8")
-    for drawing, own, panels, budgets in zip(drawings, (rows, found[MODEL_NAMES[QWEN]]), (PANELS, QWEN_PANELS), (BUDGETS, QWEN_BUDGETS)):
+    for drawing, own, panels, budgets in zip(drawings, (rows, found[MODEL_NAMES[QWEN]], found[MODEL_NAMES[LARGE]]), (PANELS, QWEN_PANELS, LARGE_PANELS),
+                                             (BUDGETS, QWEN_BUDGETS, BUDGETS)):
         drawing.write_text(picture(own, panels, budgets), encoding="utf-8")
 
 

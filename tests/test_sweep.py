@@ -42,9 +42,10 @@ def test_pages_are_what_the_script_makes(results, tmp_path):
     for page, real in zip(pages, PAGES):
         page.write_text(re.sub(r"(?m)^\| .*\d.*\|$", "| typed |", real.read_text()))
         assert page.read_text() != real.read_text()
-    results.main([], store, pages, [tmp_path / "results.svg", tmp_path / "results-qwen.svg"])
+    pictures = ("results.svg", "results-qwen.svg", "results-qwen-1.5b.svg")
+    results.main([], store, pages, [tmp_path / name for name in pictures])
     assert [page.read_text() for page in pages] == [page.read_text() for page in PAGES]
-    for name in ("results.svg", "results-qwen.svg"):
+    for name in pictures:
         assert (tmp_path / name).read_text() == (ROOT / "docs" / name).read_text()
     assert store.read_text() == STORE.read_text()
 
@@ -99,13 +100,13 @@ def test_a_task_that_tests_nothing_says_so(results, tmp_path):
         low, high = max(value - 0.01, 0), min(value + 0.01, 1)
         return {**row(policy, 1 if policy == "full" else budget, value, [low, high], metric="string_match", length=4096, config="mode=prefill"), "task": "ruler", "subset": "niah_single_1", **more}
     rows = [row("full", 1, 20, [19, 21]), row("fier", 0.11, 30, [29, 31], (10, 9, 11)), row("oracle", 0.11, 25, [24, 26], (5, 4, 6)),
-            key("full", 0.9), key("h2o", 0), key("h2o+vatp", 0), key("quest", 0.5)]
+            key("full", 0.9), key("h2o", 0), key("h2o+vatp", 0), key("tinyserve", 0.5)]
     lines = pieces(results, tmp_path, rows, "claims of SmolLM2")["claims of SmolLM2"].splitlines()
     verdict = lambda claim, task: next(line for line in lines if line.startswith(f"| {claim}") and task in line).split(" | ")[-1].rstrip(" |")
     assert verdict("FIER: full quality at 11 %", "WikiText-2") == "not testable: oracle fails too"
     assert verdict("VATP is better than H2O at 50 %", "pass key") == "not testable: neither finds any"
     assert verdict("TinyServe: pages keep quality", "pass key in 4,096 tokens, %, 50 %") == "does not"
-    weak = [key("full", 0.2, model="qwen2.5-coder-0.5b.gguf"), key("quest", 0.1, model="qwen2.5-coder-0.5b.gguf")]
+    weak = [key("full", 0.2, model="qwen2.5-coder-0.5b.gguf"), key("tinyserve", 0.1, model="qwen2.5-coder-0.5b.gguf")]
     lines = pieces(results, tmp_path, [*rows, *weak], "claims")["claims"].splitlines()
     assert not any("SmolLM2" in line and "not testable" in line for line in lines)
     assert verdict("TinyServe: pages keep quality", "Qwen 0.5B") == "not testable: full attention has 20 %"
