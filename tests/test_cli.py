@@ -585,6 +585,14 @@ def test_convert_and_quantize(tmp_path):
         butler("run", "-m", smaller, "-p", "Once upon a time", "-n", "5")
 
 
+def test_vectors_of_experts_stay_exact(tmp_path):
+    """Biases of experts have two dimensions and are vectors all the same."""
+    for kind in ("q8_0", "q4_0"):
+        model = tmp_path / f"{kind}.gguf"
+        butler("quantize", ROOT / "tests" / "data" / "models" / "gpt-oss.gguf", model, kind)
+        assert rows("run", "-m", model, "-p", "a b", "-n", 3)[-1]["ids"]
+
+
 def test_convert_and_quantize_refuse(tmp_path):
     refuses(FAILED, "quantize", tmp_path / "absent.gguf", tmp_path / "out.gguf", "F16", says=["absent.gguf"])
     (tmp_path / "bad.bin").write_bytes(b"\0" * 100)

@@ -351,6 +351,8 @@ def test_sentencepiece(llama):
     assert get("token_type") == [k for _, _, k in SPM] + [UNUSED, USER_DEFINED] + [UNUSED] * 83
     assert get("scores")[:11] == [s for _, s, _ in SPM] and get("add_space_prefix") is False
     assert rows("tokenize", "-m", llama.with_suffix(".gguf"), "-p", "abc ab\n")[0]["ids"] == [1, 8, 6, 5, 3]
+    (llama / "tokenizer.model").write_bytes(message(*pieces, (2, message((3, 1), (4, 96)))))
+    refused(llama, "tokenizer.model", "unigram")
     (llama / "tokenizer.model").write_bytes(data[:-3])
     refused(llama, "tokenizer.model", "truncated")
 

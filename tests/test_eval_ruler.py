@@ -224,7 +224,8 @@ def test_data_that_does_not_fit(tmp_path):
     for content, says in (('{"data": []}', "articles"), ('{"data": [{}]}', "paragraphs"), ('{"data": [{"paragraphs": [{}]}]}', "context"),
                           ('{"data": [{"paragraphs": [{"context": "x", "qas": [{"question": "y"}]}]}]}', "answers"),
                           ('{"data": [{"paragraphs": [{"context": "x", "qas": [{"question": "y", "answers": [{}]}]}]}]}', '"text"'),
-                          ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "no questions"), ("{", "not JSON")):
+                          ('{"data": [{"paragraphs": [{"context": "x", "qas": [{"question": "y", "answers": [{"text": 5}]}]}]}]}', '"text"'),
+                          ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "no questions"), ("{", "not JSON"), ("A text.\n", "neither JSON lines")):
         bad.write_text(content)
         refuses(FAILED, *common, "--set", "subset=qa_1", "--data", bad, says=["bad.json", says])
     for content, says in (("[]", "array of questions"), ("[1]", "context"), ('[{"question": "x", "answer": "y", "context": [["t", 1]]}]', "sentences")):
@@ -293,6 +294,9 @@ def test_a_file_of_items(tmp_path):
     names = ("subset", "policy", "value", "ci", "n", "kl", "difference", "kv_read")
     assert [{k: row.get(k) for k in names} for row in read if row["subset"] == "niah_multivalue"] == [{k: row.get(k) for k in names} for row in made]
     assert [row["subset"] for row in read] == ["niah_multivalue"] * 2 + ["fwe"] * 2
+    (tmp_path / "blank.jsonl").write_text("\n" + (tmp_path / "both.jsonl").read_text())
+    kept = [rows(*common[:-2], *more, "--data", tmp_path / "blank.jsonl", "-o", tmp_path / "kept.jsonl", "--set", "subset=niah_multivalue") for more in (("--limit", 2), ())]
+    assert [found[0]["n"] for found in kept] == [2, 3], "without --limit all are read, and measured"
     own = [{"index": i, "input": t["context"] + t["question"], "outputs": t["answer"], "answer_prefix": t["answer_prefix"], "length": 400}
            for i, t in enumerate(texts)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(item) + "\n" for item in own))

@@ -291,4 +291,18 @@ def test_bad_texts(tmp_path):
     refuses(FAILED, *flags, "--data", empty, says=[empty])
     refuses(FAILED, *flags, "--data", short, says=[short, "too short"])
     refuses(USAGE, "train", "-m", GQA, "--data", TEXT, says=["-o"])
+    short.write_text("the " * 20)
+    refuses(FAILED, "train", "-m", ROOT / "models" / "butler-default.gguf", *flags[3:], "--data", TEXT, "--valid", short, "--length", 64, says=[short, "at least"])
     assert not list(tmp_path.glob("p*"))
+
+
+def test_nothing_that_is_read_is_written_over(tmp_path):
+    text = open(TEXT, "rb").read()
+    for data, valid, out in (("books", None, "books"), ("books.csv", None, "books"), ("books.svg", None, "books"), ("books", "held", "held"),
+                             ("books", "held.checkpoint", "held")):
+        paths = [tmp_path / name for name in (data, valid) if name]
+        for path in paths:
+            path.write_bytes(text)
+        refuses(USAGE, "train", "-m", GQA, "--data", paths[0], *(["--valid", paths[1]] if valid else []), "-o", tmp_path / out, "--steps", 1,
+                says=["written over", "the same file"])
+        assert all(path.read_bytes() == text for path in paths)

@@ -167,6 +167,16 @@ static void loss_range(const struct cmd_curve *curve, struct panel *panel)
     free(sorted);
 }
 
+/* Text within an element. */
+static void put_text(FILE *file, const char *text)
+{
+    for (; *text; text++)
+        if (*text == '<' || *text == '>' || *text == '&')
+            fprintf(file, "&#%d;", *text);
+        else
+            fputc(*text, file);
+}
+
 int cmd_curve_draw(const struct cmd_curve *curve, const struct cmd_options *options, const char *path, const char *title)
 {
     if (curve->n_rows == 0)
@@ -180,8 +190,10 @@ int cmd_curve_draw(const struct cmd_curve *curve, const struct cmd_options *opti
     loss_range(curve, &loss);
     fprintf(file,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" font-size=\"12\">\n"
-            "<rect width=\"%d\" height=\"%d\" fill=\"white\"/>\n<text x=\"%d\" y=\"28\" font-size=\"16\">%s</text>\n",
-            WIDTH, height, WIDTH, height, LEFT, title);
+            "<rect width=\"%d\" height=\"%d\" fill=\"white\"/>\n<text x=\"%d\" y=\"28\" font-size=\"16\">",
+            WIDTH, height, WIDTH, height, LEFT);
+    put_text(file, title);
+    fprintf(file, "</text>\n");
     draw_frame(file, &loss, "loss", 1, "");
     draw_line(file, curve, &loss, 0, "#9bbbdd", "training", 0);
     draw_line(file, curve, &loss, 1, "#1f5fa8", "held out", 1);

@@ -110,6 +110,7 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         .settings = options->settings.values,
         .n_settings = options->settings.n,
         .kv_type = (enum butler_kv_type)options->kv_type,
+        .activation_bits = options->precision,
         .n_threads = options->n_threads ? options->n_threads : butler_n_processors(),
         .output = options->output,
         .processes = &processes,

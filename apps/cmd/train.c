@@ -128,7 +128,7 @@ static int make_params(struct run *run, struct butler_train_params *params)
     if (key_heads == 1 && version == 1)
         sizes.n_key_heads = sizes.n_heads;
     const bool fit = version == 2 && !random && !published;
-    const double lr = options->given[CMD_LR] || fit || paper ? t->lr : random_lr(sizes.n_embd);
+    const double lr = options->given[CMD_LR] || fit || paper || t->start ? t->lr : random_lr(sizes.n_embd);
     struct butler_engine_info device = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(run->engine, &device);
     *params = (struct butler_train_params){
@@ -168,6 +168,19 @@ static int make_paths(struct run *run)
     return CMD_DONE;
 }
 
+/* None of what is written is a file that is read. */
+static int check_outputs(const struct run *run)
+{
+    const char *const outputs[] = {run->options->output, run->checkpoint, run->csv, run->svg};
+    int status = CMD_DONE;
+    for (int i = 0; i < BUTLER_COUNT(outputs) && status == CMD_DONE; i++) {
+        status = cmd_check_output(run->options, outputs[i], run->data.values, run->data.n);
+        if (status == CMD_DONE)
+            status = cmd_check_output(run->options, outputs[i], run->valid.values, run->valid.n);
+    }
+    return status;
+}
+
 static int open_run(struct run *run)
 {
     struct cmd_options *options = run->options;
@@ -178,11 +191,12 @@ static int open_run(struct run *run)
         cmd_say(options, "%s is missing; usage: butler train %s", options->output ? "--data" : "-o", options->command->synopsis);
         return CMD_USAGE;
     }
-    if ((status = make_paths(run)) != CMD_DONE ||
-        (status = split(options, options->train.data, &run->lists[0], &run->data)) != CMD_DONE ||
-        (status = cmd_check_output(options, options->output, run->data.values, run->data.n)) != CMD_DONE)
+    if ((status = make_paths(run)) != CMD_DONE || (status = cmd_choose_model(options)) != CMD_DONE ||
+        (status = split(options, options->train.data, &run->lists[0], &run->data)) != CMD_DONE)
         return status;
     if (options->train.valid && (status = split(options, options->train.valid, &run->lists[1], &run->valid)) != CMD_DONE)
+        return status;
+    if ((status = check_outputs(run)) != CMD_DONE)
         return status;
     if ((status = cmd_join_processes(options, &run->reduce)) != CMD_DONE)
         return status;

@@ -70,6 +70,8 @@ int eval_text_read(struct eval_run *run, const char *path, struct eval_text *tex
         code = check_packing(path, text, err);
     if (code == 0)
         code = check_utf8(path, text, err);
+    if (code == 0 && memchr(text->bytes, 0, text->n))
+        code = butler_fail(err, BUTLER_ERROR_FORMAT, "%s: byte %zu is zero: this is no text", path, strlen(text->bytes));
     if (code < 0)
         eval_text_free(text);
     else {

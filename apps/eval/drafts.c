@@ -23,6 +23,9 @@ static int read_options(const struct eval_run *run, struct drafts_options *optio
 static int load(struct eval_run *run, struct butler_error *err)
 {
     struct drafts_options options;
+    if (run->simulate)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--mode: %s reads its texts as prompts; simulate is not for it",
+                           run->task->name);
     for (int i = 0; i < run->n_policies; i++)
         if (!run->policies[i].parts.retrieves)
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--kv: policies that draft retrieve, and %s does not",
@@ -78,7 +81,7 @@ static int rows(const struct eval_run *run, const double *values, struct eval_ro
     (void)err;
     for (int i = 0; i < run->items.n * N_VALUES; i++)
         sums[i % N_VALUES] += values[i];
-    eval_ratio_interval(values + ACCEPTED, values + DRAFTED, N_VALUES, run->items.n, &lo, &hi);
+    eval_share_interval(values + ACCEPTED, values + DRAFTED, N_VALUES, run->items.n, &lo, &hi);
     out[0] = (struct eval_row){"accepted", sums[ACCEPTED] / sums[DRAFTED], lo, hi, (int64_t)sums[DRAFTED], NULL};
     eval_ratio_interval(values + TOKENS, values + CHECKS, N_VALUES, run->items.n, &lo, &hi);
     out[1] = (struct eval_row){"tokens", sums[TOKENS] / sums[CHECKS], lo, hi, (int64_t)sums[CHECKS], NULL};

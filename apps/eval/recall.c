@@ -356,6 +356,9 @@ static int measure(const struct eval_run *run, const struct eval_item *item, con
 static int load(struct eval_run *run, struct butler_error *err)
 {
     int steps, dense;
+    if (run->simulate)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "--mode: %s reads its texts as prompts; simulate is not for it",
+                           run->task->name);
     if (eval_option_int(run, "steps", 1, run->length - 2, &steps, err) < 0 ||
         eval_option_int(run, "dense", 0, run->info->n_layers - 1, &dense, err) < 0)
         return BUTLER_ERROR_ARGUMENT;

@@ -77,34 +77,53 @@ static json_t *number(double x)
     return isfinite(x) ? json_real(x) : json_null();
 }
 
+/* What else a measurement depends on. Owned; NULL: no memory. */
+static char *config_text(const struct eval_run *run, const struct eval_policy *policy, const char *kv_type)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *out = open_memstream(&text, &n);
+    if (!out)
+        return NULL;
+    fprintf(out, "mode=%s,kv-type=%s", run->simulate ? "simulate" : "prefill", kv_type);
+    for (int i = 0; run->task->options && run->task->options[i].name; i++)
+        if (strcmp(run->task->options[i].name, "memory") != 0 &&
+            strcmp(run->task->options[i].name, "write") != 0) /* change nothing */
+            fprintf(out, ",%s=%s", run->task->options[i].name, run->option_values[i]);
+    if (run->params->activation_bits == 16) /* 8 is the default, and was so before rows said it */
+        fprintf(out, ",prompt-precision=16");
+    struct butler_predictor_info predictor = {BUTLER_INIT(butler_predictor_info)};
+    if (policy->parts.predictor && butler_predictor_describe(run->engine, policy->parts.predictor, &predictor))
+        fprintf(out, ",predictor=%016" PRIx64, predictor.fingerprint);
+    if (fclose(out) == 0)
+        return text;
+    free(text);
+    return NULL;
+}
+
 /* The fields that name a measurement. */
 static json_t *name_fields(const struct eval_run *run, const struct eval_policy *policy)
 {
     const struct eval_params *params = run->params;
     static const char *const kv_types[BUTLER_N_KV_TYPES] = {
         [BUTLER_KV_F16] = "f16", [BUTLER_KV_F32] = "f32", [BUTLER_KV_Q8_0] = "q8_0"};
-    char fingerprint[24], data[64] = "", config[512];
-    int at =
-        snprintf(config, sizeof config, "mode=%s,kv-type=%s", run->simulate ? "simulate" : "prefill", kv_types[params->kv_type]);
-    for (int i = 0; run->task->options && run->task->options[i].name && at < (int)sizeof config; i++)
-        if (strcmp(run->task->options[i].name, "memory") != 0 &&
-            strcmp(run->task->options[i].name, "write") != 0) /* change nothing */
-            at += snprintf(config + at, sizeof config - (size_t)at, ",%s=%s", run->task->options[i].name, run->option_values[i]);
-    struct butler_predictor_info predictor = {BUTLER_INIT(butler_predictor_info)};
-    if (policy->parts.predictor && at < (int)sizeof config &&
-        butler_predictor_describe(run->engine, policy->parts.predictor, &predictor))
-        snprintf(config + at, sizeof config - (size_t)at, ",predictor=%016" PRIx64, predictor.fingerprint);
+    char fingerprint[24], data[64] = "", *config = config_text(run, policy, kv_types[params->kv_type]);
     uint64_t whole;
-    if (butler_model_fingerprint(run->model, &whole, NULL) < 0)
+    if (!config || butler_model_fingerprint(run->model, &whole, NULL) < 0) {
+        free(config);
         return NULL;
+    }
     snprintf(fingerprint, sizeof fingerprint, "%016" PRIx64, whole);
     if (run->data_digest) { /* of --data, or of other files, which have no name here */
         const char *name = run->reads_data ? params->data : "", *slash = strrchr(name, '/');
         snprintf(data, sizeof data, "%.40s#%016" PRIx64, slash ? slash + 1 : name, run->data_digest);
     }
-    return json_pack("{s:s, s:s*, s:s, s:s, s:f, s:i, s:i, s:I, s:s, s:s, s:s}", "task", run->task->name, "subset", run->subset,
-                     "model", params->model_name, "policy", policy->text, "budget", policy->budget, "length", run->length, "limit",
-                     run->limit, "seed", (json_int_t)run->seed, "fingerprint", fingerprint, "data", data, "config", config);
+    json_t *row =
+        json_pack("{s:s, s:s*, s:s, s:s, s:f, s:i, s:i, s:I, s:s, s:s, s:s}", "task", run->task->name, "subset", run->subset,
+                  "model", params->model_name, "policy", policy->text, "budget", policy->budget, "length", run->length, "limit",
+                  run->limit, "seed", (json_int_t)run->seed, "fingerprint", fingerprint, "data", data, "config", config);
+    free(config);
+    return row;
 }
 
 char *eval_items_key(const struct eval_run *run, const struct eval_policy *policy)

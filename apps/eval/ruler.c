@@ -210,13 +210,16 @@ static int find_form(const struct eval_run *run, enum form *form, struct butler_
     const int code = eval_text_read(&unread, run->params->data, &text, err);
     if (code < 0)
         return code;
-    const bool array = text.bytes[strspn(text.bytes, " \t\r\n")] == '[';
-    json_t *first = array ? NULL : json_loadb(text.bytes, strcspn(text.bytes, "\n"), 0, NULL);
-    const bool is_item = json_object_get(first, "input") || json_object_get(first, "question");
-    *form = array ? HOTPOT : is_item ? ITEMS : SQUAD;
+    const char *begin = text.bytes + strspn(text.bytes, " \t\r\n"), *path = run->params->data;
+    json_t *first = *begin == '[' ? NULL : json_loadb(begin, strcspn(begin, "\n"), 0, NULL);
+    const bool is_item = json_object_get(first, "input") || json_object_get(first, "question"),
+               is_json = *begin == '[' || *begin == '{';
+    *form = *begin == '[' ? HOTPOT : is_item ? ITEMS : SQUAD;
     json_decref(first);
     eval_text_free(&text);
-    return 0;
+    return is_json ? 0
+                   : butler_fail(err, BUTLER_ERROR_FORMAT, "%s: neither JSON lines of items nor a JSON file of SQuAD or HotpotQA",
+                                 path);
 }
 
 /* One line of a file of items: {context, question, answer_prefix, answer: [...]} or RULER's own {input, outputs: [...],
@@ -258,7 +261,7 @@ static int load_items(struct eval_run *run, const struct ruler_set *set, const s
 {
     struct eval_jsonl lines;
     int code = eval_jsonl_open(run, &lines, run->params->data, err), more = 0;
-    const int wanted = run->params->limit; /* 0: all */
+    const int wanted = run->limit = run->params->limit; /* 0: all */
     run->length = 0;
     while (code >= 0 && (wanted == 0 || run->items.n < wanted) && (more = eval_jsonl_next(&lines, err)) > 0)
         code = take_item(run, set, frame, &lines, !run->params->subset, err);

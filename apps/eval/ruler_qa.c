@@ -108,8 +108,11 @@ static int read_paragraph(struct ruler_questions *q, const char *path, const jso
         if (!ask || json_array_size(given) == 0)
             return lacks(path, "\"question\" or \"answers\" of a paragraph", err);
         json_t *answers = json_array();
-        for (size_t k = 0; k < json_array_size(given); k++)
-            json_array_append(answers, json_object_get(json_array_get(given, k), "text"));
+        for (size_t k = 0; k < json_array_size(given); k++) {
+            json_t *answer = json_object_get(json_array_get(given, k), "text");
+            if (json_is_string(answer))
+                json_array_append(answers, answer);
+        }
         if (json_array_size(answers) != json_array_size(given)) {
             json_decref(answers);
             return lacks(path, "\"text\" of an answer", err);

@@ -29,11 +29,12 @@ static int option_index(const struct eval_task *task, const char *name, size_t n
     return -1;
 }
 
-/* "key=value,key=value", split in place. */
+/* "key=value,key=value", split in place. A key "before" takes the rest: it is a text, which may have commas. */
 static int take_settings(struct eval_run *run, char *text, struct butler_error *err)
 {
     while (*text) {
-        char *end = text + strcspn(text, ","), *next = *end ? end + 1 : end;
+        const bool rest = strncmp(text, "before=", strlen("before=")) == 0;
+        char *end = text + (rest ? strlen(text) : strcspn(text, ",")), *next = *end ? end + 1 : end;
         *end = 0;
         const size_t n = strcspn(text, "=");
         const int i = option_index(run->task, text, n);

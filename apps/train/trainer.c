@@ -168,6 +168,9 @@ struct butler_trainer *butler_trainer_new(struct butler_engine *engine, const st
     if (make_sums(trainer, err) < 0 || make_states(trainer, err) < 0 || make_workers(trainer, err) < 0 ||
         butler_adamw_init(&trainer->adam, &trainer->params.adam, trainer->predictor->n_weights, err) < 0)
         goto fail;
+    for (int i = 0; i < params->n_valid_texts; i++) /* what is too short is told now, not at the first measurement */
+        if (butler_data_valid(&trainer->data, i, params->n_valid_texts, trainer->workers[0].ids, err) < 0)
+            goto fail;
     trainer->to_fit = params->fit && !params->start;
     return trainer;
 fail:
@@ -363,15 +366,21 @@ static bool reads(const struct butler_trainer *trainer, int64_t number)
     return number % (trainer->n_kept * trainer->params.n_uses) < trainer->n_kept;
 }
 
+/* Of the batches before `number` those that read. */
+static int64_t n_that_read(const struct butler_trainer *trainer, int64_t number)
+{
+    const int64_t round = trainer->n_kept * trainer->params.n_uses;
+    return number / round * trainer->n_kept + BUTLER_MIN(number % round, trainer->n_kept);
+}
+
 /* What the batches that are left will take. Steps that read take much longer than others, so both kinds are counted apart. */
 static double seconds_left(const struct butler_trainer *trainer)
 {
     const struct butler_train_params *params = &trainer->params;
     const int64_t end = params->adam.n_steps * params->accumulate;
-    int64_t n_left[2] = {0, 0};
+    const int64_t begin = trainer->n_texts / params->batch, n_reading = n_that_read(trainer, end) - n_that_read(trainer, begin);
+    const int64_t n_left[2] = {end - begin - n_reading, n_reading};
     double seconds = 0;
-    for (int64_t number = trainer->n_texts / params->batch; number < end; number++)
-        n_left[reads(trainer, number)]++;
     for (int kind = 0; kind < 2; kind++) {
         if (n_left[kind] > 0 && trainer->n_batches[kind] == 0)
             return -1;

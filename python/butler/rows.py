@@ -31,7 +31,7 @@ def evaluate(task, *, command=None, **flags):
     done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise Error(done.stderr.strip() or f"{program} eval ended with exit status {done.returncode}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.split("\n") if line]
 
 
 def read_rows(path):

@@ -2,6 +2,7 @@
  * the size of the model. */
 #include "file/quantize.h"
 
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -24,11 +25,18 @@ int butler_quantize_file_type(enum butler_type type)
                                  : -1;
 }
 
+/* Whether it stays as exact as it is: a vector, or one vector for each expert or head. */
+static bool is_vector(const struct butler_tensor *tensor)
+{
+    const size_t n = strlen(tensor->name);
+    return tensor->n_dims == 1 || n < 7 || strcmp(tensor->name + n - 7, ".weight") != 0 || strstr(tensor->name, "norm.weight");
+}
+
 /* The type a tensor gets, and the reason if it is not the requested one. */
 static enum butler_type choose_type(const struct butler_tensor *tensor, enum butler_type type, const char **note)
 {
     *note = NULL;
-    if (tensor->n_dims == 1)
+    if (is_vector(tensor))
         return is_float(tensor->type) ? BUTLER_F32 : tensor->type;
     if (strcmp(tensor->name, "position_embd.weight") == 0) {
         *note = "a step reads one row of it: nothing to gain";
@@ -55,6 +63,15 @@ struct job {
     struct butler_error *err;
 };
 
+/* Of the numbers that a type can hold: blocks have a scale in half precision, by which the largest is divided. */
+static float largest(enum butler_type type)
+{
+    return type == BUTLER_F32    ? FLT_MAX
+           : type == BUTLER_Q8_0 ? 127.0F * MAX_HALF
+           : type == BUTLER_Q4_0 ? 8.0F * MAX_HALF
+                                 : MAX_HALF;
+}
+
 static int write_row(const struct job *job, const struct butler_tensor *tensor, int64_t r, enum butler_type type, float *row,
                      void *out)
 {
@@ -62,9 +79,10 @@ static int write_row(const struct job *job, const struct butler_tensor *tensor, 
     butler_types[tensor->type].dequantize(row, (const unsigned char *)tensor->data + (size_t)r * tensor->row_bytes, n);
     for (int c = 0; c < n; c++) {
         bool finite = isfinite(row[c]);
-        if (!finite || (type == BUTLER_F16 && fabsf(row[c]) > MAX_HALF))
-            return butler_fail(job->err, BUTLER_ERROR_NUMERIC, "%.160s: tensor '%s': element %d of row %lld is %g, %s", job->in,
-                               tensor->name, c, (long long)r, (double)row[c], finite ? "beyond F16" : "not a number to round");
+        if (!finite || fabsf(row[c]) > largest(type))
+            return butler_fail(job->err, BUTLER_ERROR_NUMERIC, "%.160s: tensor '%s': element %d of row %lld is %g, %s%s", job->in,
+                               tensor->name, c, (long long)r, (double)row[c], finite ? "beyond " : "not a number to round",
+                               finite ? butler_types[type].name : "");
     }
     if (!butler_quantize_row(type, out, row, n))
         return butler_fail(job->err, BUTLER_ERROR_UNSUPPORTED, "%.160s: tensor '%s': rows of %d cannot be %s", job->in,

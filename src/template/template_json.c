@@ -61,9 +61,13 @@ static void read_escape(struct reader *r, struct template_buffer *out)
     r->at++;
     uint32_t code = read_hex(r);
     if (code >= 0xD800 && code < 0xDC00 && r->at[0] == '\\' && r->at[1] == 'u') {
+        const char *second = r->at;
         r->at += 2;
         const uint32_t low = read_hex(r);
-        code = low >= 0xDC00 && low < 0xE000 ? 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00) : 0xFFFD;
+        if (low >= 0xDC00 && low < 0xE000)
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+        else
+            r->at = second; /* a character of its own */
     }
     if (code >= 0xD800 && code < 0xE000) /* a lone surrogate is no character */
         code = 0xFFFD;

@@ -75,8 +75,8 @@ def sentencepiece(path):
             tokens.append(piece[1])
             scores.append(struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0)
             types.append(piece.get(3, 1))
-        elif number == 2 and dict(fields(value, path)).get(3, 1) not in (1, 2):
-            raise Failure(f"{path}: neither a unigram nor a BPE model")
+        elif number == 2 and dict(fields(value, path)).get(3, 1) != 2:
+            raise Failure(f"{path}: no BPE model: GGUF's type 'llama' merges pairs, which gives other tokens than a unigram model")
         elif number == 3:
             prefix = bool(dict(fields(value, path)).get(3, 1))
     return tokens, scores, types, prefix

@@ -50,6 +50,8 @@ def read_member(path, member, dtype, offset, size, stride):
     try:
         with zipfile.ZipFile(path) as archive:
             data = archive.read(member)
+            if len(data) != archive.getinfo(member).file_size:  # which the tensors were checked against
+                raise Failure(f"{path}: {member} has {len(data)} bytes, its folder says {archive.getinfo(member).file_size}")
     except (zipfile.BadZipFile, zlib.error) as error:
         raise Failure(f"{path}: {error}") from error
     flat = widen(np.frombuffer(data, np.uint8), dtype)[offset:]
