@@ -92,7 +92,7 @@ def test_references_and_merged_schemas(server):
             "required": ["v", "next"], "additionalProperties": False}
     merged = {"allOf": [{"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]},
                         {"properties": {"a": {"maximum": 5}, "b": {"type": "boolean"}}, "required": ["b"]}]}
-    for schema in ({"$defs": {"node": node}, "$ref": "#/$defs/node"}, merged):
+    for schema in ({"$defs": {"node": node}, "$ref": "#/$defs/node"}, {"$defs": {"node": node, "a b<c>/~": node}, "$ref": "#/$defs/a%20b%3cc%3E~1~0"}, merged):
         for seed in range(8):
             answer = complete(server, schema, seed)
             if answer["stop_type"] != "limit":

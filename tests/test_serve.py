@@ -1,4 +1,5 @@
 """butler serve: answers equal those of `butler run` whatever else is served, the interfaces' shapes, and what a server must refuse."""
+import contextlib
 import http.client
 import json
 import math
@@ -600,12 +601,25 @@ def test_client_that_does_not_read_is_cut_off(server):
         assert server.metric("butler:jobs_cancelled_total") == before + 1
 
 
+@contextlib.contextmanager
+def occupied(server, headers=""):
+    """A request that runs meanwhile and is long."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as c:
+        data = json.dumps({"prompt": [5] * 8, "n": 64, "max_tokens": 240, "ignore_eos": True, "stream": True}).encode()
+        c.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{headers}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        assert b"200 OK" in c.recv(4096)
+        yield
+
+
 def test_queue_is_bounded():
     s = Server("--parallel", 1, "--queue", 1)
-    body = {"prompt": [[5] * 8] * 64, "max_tokens": 200, "ignore_eos": True}
-    status, headers, text = s.request("POST", "/v1/completions", body)
+    body = {"prompt": [[5] * 8] * 2, "max_tokens": 200, "ignore_eos": True}
+    with occupied(s):
+        status, headers, text = s.request("POST", "/v1/completions", body)
     assert status == 429 and headers["Retry-After"] and json.loads(text)["error"]["type"] == "rate_limit_error"
     s.wait_idle()
+    error = s.post("/v1/completions", {**body, "prompt": [[5] * 8] * 3}, expect=400)["error"]
+    assert "3 prompts" in error["message"] and "takes 2 at a time" in error["message"], "it could never be taken"
     assert s.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 1})["usage"]["completion_tokens"] == 1 and s.stop() == 0
 
 

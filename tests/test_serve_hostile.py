@@ -258,6 +258,25 @@ def test_escapes_of_no_character(server, text, read):
     assert server.post("/apply-template", chat) == server.post("/apply-template", {"messages": [{"role": "user", "content": read}]})
 
 
+@pytest.mark.parametrize("number", ["0.69999999999999995559", "-0.33333333333333333333333", "1.00000000000000000000e-1", "123456789.12345678901234567890E+2"])
+def test_numbers_with_many_digits(server, number):
+    """Fractions as C#'s decimal and Java's BigDecimal write them."""
+    body = b'{"prompt": "a", "max_tokens": 1, "logit_bias": {"5": ' + number.encode() + b"}}"
+    assert server.post("/v1/completions", body)["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("blocks", [1000, 5000])
+def test_many_pieces_take_time_in_proportion(server, blocks):
+    """Thinking blocks, and results of tools, each of which joins what is before it."""
+    thoughts = [{"type": "thinking", "thinking": "x" * 100, "signature": ""}] * blocks
+    begin = time.time()
+    message = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": thoughts}, {"role": "user", "content": "b"}]}
+    assert server.request("POST", "/v1/messages/count_tokens", message)[0] in (200, 400)
+    chat = {"messages": [{"role": "user", "content": "a"}, *[{"role": "tool", "content": "x" * 100}] * blocks]}
+    server.request("POST", "/apply-template", chat)
+    assert time.time() - begin < 5, "a copy of all that is before takes minutes"
+
+
 @pytest.mark.parametrize("seed, right", [(2 ** 63 - 1, True), (2 ** 63, False), (-2 ** 63, False), (-2 ** 63 - 1, False), (2 ** 64, False), (10 ** 40, False), (2 ** 53 + 1, True),
                                          (-1, True), (5.0, True), (5.5, False), (1e300, False), ("5", False), (True, False)])
 def test_seeds(server, seed, right):

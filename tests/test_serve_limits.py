@@ -2,6 +2,7 @@
 import http.client
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -158,6 +159,32 @@ def burst(server, n, body):
     for t in threads:
         t.join()
     return sorted(statuses)
+
+
+def test_a_slow_reader_gets_all(tmp_path):
+    """Longer than --timeout after the answer was written, but it reads; then one that does not."""
+    s = Server("--timeout", 1)
+    data = json.dumps({"content": "the " * 3900000}).encode()
+    for reads in (True, False):
+        with socket.socket() as c:
+            c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            c.connect(("127.0.0.1", s.port))
+            c.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            head, _, text = c.recv(4096).partition(b"\r\n\r\n")
+            length, end = int(re.search(rb"Content-Length: (\d+)", head)[1]), time.time() + 3
+            while reads and time.time() < end:
+                text += c.recv(20000)
+                time.sleep(0.05)
+            if not reads:
+                time.sleep(3.5)
+            c.settimeout(60)
+            try:
+                while piece := c.recv(1 << 20):
+                    text += piece
+            except ConnectionError:
+                pass
+            assert b"Connection: close" in head and (len(text) == length) == reads
+    assert s.stop() == 0
 
 
 @pytest.mark.parametrize("parallel, queue, refused", [(2, 3, 3), (2, 0, 6), (1, 1, 6), (8, 0, 0)])

@@ -23,6 +23,7 @@ CASES = {
     "2 * 3 * 4, snake_case_name, **open, a ~ b": "<p>2 * 3 * 4, snake_case_name, **open, a ~ b</p>",
     r"\*no\* `a*b*` ``a`b``": "<p>*no* <code>a*b*</code> <code>a`b</code></p>",
     "# One\n## Two\ntext": "<h3>One</h3><h4>Two</h4><p>text</p>",
+    "vec![1, 2] and a ![b](c) [d]": "<p>vec![1, 2] and a ![b](c) [d]</p>",
     "a\n\n---\n\nb": "<p>a</p><hr><p>b</p>",
     "> a\n> > b": "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>",
     "- a\n- b\n  - c\n\n  d\n- e": "<ul><li><p>a</p></li><li><p>b</p><ul><li><p>c</p></li></ul><p>d</p></li><li><p>e</p></li></ul>",

@@ -290,3 +290,31 @@ def test_openai_client(server):
     assert floats.usage.total_tokens == floats.usage.prompt_tokens > 0
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         client.responses.create(**body, previous_response_id="resp_1")
+
+
+# ------------------------------------------------------------------------------------------- what clients rely on
+
+CHAT = [{"role": "system", "content": "Book"}, {"role": "user", "content": "What is the best book"}]
+
+
+def test_roles_of_openai(server):
+    """A template that does not know "developer" has it as the system's."""
+    def prompt(*messages):
+        return server.post("/apply-template", {"messages": list(messages)})["prompt"]
+    assert prompt({**CHAT[0], "role": "developer"}, *CHAT[1:]) == prompt(*CHAT)
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+    error = server.post("/apply-template", {"messages": [*CHAT, call]}, expect=400)["error"]
+    assert "results of tools" in error["message"]
+
+
+def test_several_answers_are_counted_apart(server):
+    answers = server.post("/completion", {"prompt": "a", "n_predict": 3, "n_cmpl": 2, "ignore_eos": True, "return_tokens": True})
+    assert [(a["tokens_predicted"], a["timings"]["predicted_n"], len(a["tokens"])) for a in answers] == [(3, 3, 3)] * 2
+    text = server.post("/completion", {"prompt": "a", "n_predict": 8, "temperature": 0})["content"]
+    ended = server.post("/completion", {"prompt": "a", "n_predict": 8, "temperature": 0, "stop": [text[2:4]]})
+    assert ended["stop_type"] == "word" and ended["stopping_word"] == text[2:4]
+
+
+def test_usage_is_in_every_piece(server):
+    pieces = server.stream("/v1/chat/completions", messages=CHAT, max_tokens=3, stream_options={"include_usage": True})
+    assert all("usage" in piece for piece in pieces) and [piece for piece in pieces if piece["usage"]] == pieces[-1:]

@@ -125,6 +125,12 @@ int64_t schema_count(struct schema_compiler *c, const json_t *schema, const char
 
 /* -------------------------------------------------------------------------------------------- references */
 
+/* The value of a hexadecimal digit, or -1. */
+static int hex(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
+
 const json_t *schema_resolve(struct schema_compiler *c, const json_t *ref)
 {
     const char *pointer = json_is_string(ref) ? json_string_value(ref) : "";
@@ -138,6 +144,11 @@ const json_t *schema_resolve(struct schema_compiler *c, const json_t *ref)
         size_t n = 0;
         for (p++; *p && *p != '/'; p++) {
             char letter = *p;
+            const int high = letter == '%' ? hex(p[1]) : -1, low = high >= 0 ? hex(p[2]) : -1;
+            if (low >= 0) { /* the pointer is the fragment of a URI (RFC 6901, section 6) */
+                letter = (char)(16 * high + low);
+                p += 2;
+            }
             if (letter == '~' && (p[1] == '0' || p[1] == '1'))
                 letter = *++p == '0' ? '~' : '/';
             if (n + 1 == sizeof word)

@@ -165,13 +165,14 @@ json_t *serve_id_json(const struct serve_request *request, const char *prefix)
     return json_sprintf("%s%s", prefix, strchr(request->id, '-') + 1);
 }
 
-static json_t *timings_json(const struct serve_job *job)
+/* n: tokens of the answer. */
+static json_t *timings_json(const struct serve_job *job, int n)
 {
-    const double prompt_n = job->n_prompt - job->n_cached, n = job->n_generated, prompt_s = job->prompt_s, s = job->decode_s;
+    const double prompt_n = job->n_prompt - job->n_cached, prompt_s = job->prompt_s, s = job->decode_s;
     return json_pack("{s:i, s:i, s:f, s:f, s:f, s:i, s:f, s:f, s:f}", "cache_n", job->n_cached, "prompt_n",
                      job->n_prompt - job->n_cached, "prompt_ms", 1e3 * prompt_s, "prompt_per_token_ms",
                      prompt_n > 0 ? 1e3 * prompt_s / prompt_n : 0.0, "prompt_per_second", prompt_s > 0 ? prompt_n / prompt_s : 0.0,
-                     "predicted_n", job->n_generated, "predicted_ms", 1e3 * s, "predicted_per_token_ms", n > 0 ? 1e3 * s / n : 0.0,
+                     "predicted_n", n, "predicted_ms", 1e3 * s, "predicted_per_token_ms", n > 0 ? 1e3 * s / n : 0.0,
                      "predicted_per_second", s > 0 ? n / s : 0.0);
 }
 
@@ -189,7 +190,7 @@ static void add_usage(const struct serve_request *request, json_t *body)
 {
     json_object_set_new(body, "usage", usage_json(request));
     if (request->n_jobs * request->n_choices == 1)
-        json_object_set_new(body, "timings", timings_json(request->jobs[0]));
+        json_object_set_new(body, "timings", timings_json(request->jobs[0], request->jobs[0]->n_generated));
 }
 
 /* What every OpenAI body has, whole or in pieces. Takes the choices. */
@@ -214,13 +215,17 @@ static void add_native_end(const struct serve_request *request, int index, json_
 {
     static const char *const types[] = {"none", "eos", "word", "limit", "entropy"};
     const struct serve_job *job = request->jobs[index / request->n_choices];
+    const struct serve_answer *answer = &request->answers[index];
+    const int n = request->n_choices > 1 ? answer->n_tokens : job->n_generated;
     json_object_set_new(body, "stop", json_true());
-    json_object_set_new(body, "stop_type", json_string(types[request->answers[index].finish]));
+    json_object_set_new(body, "stop_type", json_string(types[answer->finish]));
+    json_object_set_new(body, "stopping_word",
+                        json_string(answer->finish == SERVE_FINISH_STOP && answer->stop ? answer->stop : ""));
     json_object_set_new(body, "model", json_string(request->api->config.model_name));
-    json_object_set_new(body, "tokens_predicted", json_integer(job->n_generated));
+    json_object_set_new(body, "tokens_predicted", json_integer(n));
     json_object_set_new(body, "tokens_cached", json_integer(job->n_cached));
     json_object_set_new(body, "truncated", json_false());
-    json_object_set_new(body, "timings", timings_json(job));
+    json_object_set_new(body, "timings", timings_json(job, n));
     json_object_set_new(body, "kv", serve_kv_json(request));
 }
 
@@ -310,9 +315,13 @@ static void begin_stream(struct serve_request *request)
         request->surface->begin(request);
         return;
     }
-    for (int i = 0; i < request->n_jobs * request->n_choices && request->kind == SERVE_CHAT; i++)
-        write_piece(request, openai_json(request, json_pack("[{s:i, s:{s:s, s:n}, s:n, s:n}]", "index", i, "delta", "role",
-                                                            "assistant", "content", "logprobs", "finish_reason")));
+    for (int i = 0; i < request->n_jobs * request->n_choices && request->kind == SERVE_CHAT; i++) {
+        json_t *body = openai_json(request, json_pack("[{s:i, s:{s:s, s:n}, s:n, s:n}]", "index", i, "delta", "role", "assistant",
+                                                      "content", "logprobs", "finish_reason"));
+        if (request->include_usage)
+            json_object_set_new(body, "usage", json_null());
+        write_piece(request, body);
+    }
 }
 
 static void end_stream(struct serve_request *request)
@@ -520,6 +529,7 @@ static void add_token(struct serve_request *request, const struct serve_event *e
 {
     struct serve_answer *answer = &request->answers[index];
     json_t *logprobs = answer->logprobs;
+    answer->n_tokens++;
     if (answer->parser)
         serve_parser_push(answer->parser, event->text, event->n_text);
     answer->n_reasoning += answer->in_block && answer->blocks[answer->n_blocks - 1].kind == SERVE_REASONING;
@@ -612,9 +622,34 @@ void serve_on_event(struct serve_event *event)
 
 /* ---------------------------------------------------------------------------------------------------- requests */
 
+static void free_answers(struct serve_request *request)
+{
+    for (int i = 0; request->answers && i < request->n_jobs * request->n_choices; i++) {
+        butler_buffer_free(&request->answers[i].text);
+        butler_buffer_free(&request->answers[i].reasoning);
+        butler_buffer_free(&request->answers[i].arguments);
+        serve_parser_free(request->answers[i].parser);
+        serve_free_blocks(&request->answers[i]);
+        json_decref(request->answers[i].calls);
+        json_decref(request->answers[i].logprobs);
+        json_decref(request->answers[i].tokens);
+    }
+    free(request->answers);
+    request->answers = NULL;
+}
+
 void serve_request_start(struct serve_request *request, struct http_exchange *exchange)
 {
     struct serve_error error = {0};
+    const struct serve_params *params = serve_devices_params(request->api->devices);
+    const int most = serve_devices_count(request->api->devices) * (params->max_jobs + params->max_queue);
+    if (request->n_jobs > most) {
+        serve_fail(&error, 400, "%d prompts in one request, but this server takes %d at a time (--parallel and --queue)",
+                   request->n_jobs, most);
+        serve_reply_error(request->api, exchange, &error);
+        serve_request_free(request);
+        return;
+    }
     exchange->user = request;
     exchange->on_close = on_client_gone;
     request->exchange = exchange;
@@ -628,6 +663,7 @@ void serve_request_start(struct serve_request *request, struct http_exchange *ex
             continue;
         for (int k = j; k < request->n_jobs; k++)
             serve_job_free(request->jobs[k]);
+        free_answers(request); /* which counts jobs */
         request->n_jobs = j;
         serve_fail(&error, 429, "too many requests wait; try again later");
         serve_reply_error(request->api, exchange, &error);
@@ -641,16 +677,7 @@ void serve_request_start(struct serve_request *request, struct http_exchange *ex
 
 void serve_request_free(struct serve_request *request)
 {
-    for (int i = 0; request->answers && i < request->n_jobs * request->n_choices; i++) {
-        butler_buffer_free(&request->answers[i].text);
-        butler_buffer_free(&request->answers[i].reasoning);
-        butler_buffer_free(&request->answers[i].arguments);
-        serve_parser_free(request->answers[i].parser);
-        serve_free_blocks(&request->answers[i]);
-        json_decref(request->answers[i].calls);
-        json_decref(request->answers[i].logprobs);
-        json_decref(request->answers[i].tokens);
-    }
+    free_answers(request);
     for (int j = 0; j < request->n_jobs; j++)
         serve_job_free(request->jobs[j]);
     for (int i = 0; i < request->syntax.n_names; i++) {
@@ -662,7 +689,6 @@ void serve_request_free(struct serve_request *request)
     json_decref(request->fields);
     json_decref(request->not_held);
     butler_grammar_free(request->grammar);
-    free(request->answers);
     free(request->jobs);
     free(request);
 }

@@ -59,6 +59,7 @@ struct serve_answer {
     struct butler_buffer text;
     json_t *logprobs, *tokens; /* of the tokens so far, in the endpoint's shape; ids */
     size_t offset;             /* characters of the tokens so far */
+    int n_tokens;
     enum serve_finish finish;
     struct serve_parser *parser; /* of chats that have parts; or NULL */
     struct serve_request *request;
@@ -169,7 +170,7 @@ json_t *serve_assistant_message(json_t *messages);
 void serve_add_call(json_t *messages, json_t *id, json_t *name, json_t *arguments);
 /* Appends the result of a call. content: a string or an array of text parts. */
 void serve_add_result(json_t *messages, json_t *id, json_t *content);
-/* Appends reasoning to that message. */
+/* Appends a piece of reasoning to that message; serve_read_chat joins them. */
 void serve_add_reasoning(json_t *messages, const char *text);
 
 /* Which calls an answer may have. */

@@ -117,7 +117,8 @@ void serve_add_result(json_t *messages, json_t *id, json_t *content)
 
 void serve_add_reasoning(json_t *messages, const char *text)
 {
-    json_t *message = serve_assistant_message(messages);
-    const char *before = json_string_value(json_object_get(message, "reasoning_content"));
-    json_object_set_new(message, "reasoning_content", json_sprintf("%s%s", before ? before : "", text));
+    json_t *message = serve_assistant_message(messages), *pieces = json_object_get(message, "reasoning_content");
+    if (!pieces)
+        json_object_set_new(message, "reasoning_content", pieces = json_array());
+    json_array_append_new(pieces, json_string(text));
 }

@@ -68,28 +68,49 @@ static void append_plain(struct butler_chat_text *text, const char *bytes)
     *text = grown;
 }
 
+/* OpenAI's later names: a template that does not know "developer" or "function" would leave such a message out. */
+static const char *role_for(const struct serve_api *api, const char *role)
+{
+    const bool known = strstr(serve_chat_template(api), role) != NULL;
+    return known ? role : strcmp(role, "developer") == 0 ? "system" : strcmp(role, "function") == 0 ? "tool" : role;
+}
+
+/* Reasoning that a surface gave in pieces (serve_add_reasoning), as one text. */
+static void join_reasoning(json_t *message)
+{
+    json_t *pieces = json_object_get(message, "reasoning_content"), *piece;
+    struct butler_buffer text = {0};
+    size_t i;
+    if (!json_is_array(pieces))
+        return;
+    json_array_foreach(pieces, i, piece) serve_text_append(&text, json_string_value(piece), json_string_length(piece));
+    json_object_set_new(message, "reasoning_content", serve_text_json(&text));
+    butler_buffer_free(&text);
+}
+
 /* The messages with contents that are texts; NULL: *error. A new reference. */
-static json_t *read_messages(json_t *list, struct serve_error *error)
+static json_t *read_messages(const struct serve_api *api, json_t *list, struct serve_error *error)
 {
     json_t *messages = json_array(), *message;
     size_t i;
     json_array_foreach(list, i, message)
     {
-        if (!json_is_string(json_object_get(message, "role"))) {
+        const char *role = json_string_value(json_object_get(message, "role"));
+        if (!role) {
             serve_fail(error, 400, "'messages[%zu]' must be an object with a string 'role'", i);
             break;
         }
         if (serve_check_calls(message, i, error) < 0)
             break;
-        if (json_is_string(json_object_get(message, "content"))) {
-            json_array_append(messages, message);
-            continue;
-        }
-        char *content = read_content(message, error);
         message = json_copy(message);
-        json_object_set_new(message, "content", content ? json_string(content) : json_null());
         json_array_append_new(messages, message);
-        free(content);
+        json_object_set_new(message, "role", json_string(role_for(api, role)));
+        join_reasoning(message);
+        if (!json_is_string(json_object_get(message, "content"))) {
+            char *content = read_content(message, error);
+            json_object_set_new(message, "content", content ? json_string(content) : json_null());
+            free(content);
+        }
     }
     if (!error->status)
         return messages;
@@ -121,8 +142,11 @@ int serve_read_chat(const struct serve_api *api, json_t *body, struct serve_chat
         return -error->status;
     if (!json_is_array(list) || json_array_size(list) == 0)
         return serve_fail(error, 400, "'messages' must be an array with at least one message");
-    if (serve_read_tools(body, &chat->tools, &chat->choice, error) < 0 || !(list = read_messages(list, error)))
+    if (serve_read_tools(body, &chat->tools, &chat->choice, error) < 0 || !(list = read_messages(api, list, error)))
         return -error->status;
+    const json_t *last = json_array_get(list, json_array_size(list) - 1);
+    if (json_array_size(json_object_get(last, "tool_calls")) > 0)
+        serve_fail(error, 400, "the last message has 'tool_calls': the results of tools must follow");
     chat->messages = serve_tool_messages(api, list, chat->tools);
     json_decref(list);
     read_options(body, chat, error);

@@ -228,19 +228,21 @@ static void write_calls(json_t *message)
 }
 
 /* A tool's message becomes the user's; several in a row one, for templates in which roles alternate. */
-static void write_result(json_t *messages, json_t *message, bool joins)
+static void write_result(struct butler_buffer *text, json_t *message)
 {
-    struct butler_buffer text = {0};
-    json_t *into = joins ? json_array_get(messages, json_array_size(messages) - 1) : NULL;
-    append(&text, into ? content_of(into) : "");
-    append(&text, into ? "\n<tool_response>\n" : "<tool_response>\n");
-    append(&text, content_of(message));
-    append(&text, "\n</tool_response>");
-    if (!into) {
-        into = json_pack("{s:s}", "role", "user");
-        json_array_append_new(messages, into);
+    append(text, text->n ? "\n<tool_response>\n" : "<tool_response>\n");
+    append(text, content_of(message));
+    append(text, "\n</tool_response>");
+}
+
+static void end_results(json_t *messages, struct butler_buffer *text)
+{
+    json_t *message = json_pack("{s:s}", "role", "user");
+    if (text->n > 0) {
+        set_content(message, text);
+        json_array_append(messages, message);
     }
-    set_content(into, &text);
+    json_decref(message);
 }
 
 static void write_tools(json_t *messages, json_t *tools)
@@ -284,7 +286,7 @@ json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *t
 {
     const bool by_template = renders_tools(api);
     json_t *messages = json_array(), *message;
-    bool was_result = false;
+    struct butler_buffer results = {0};
     size_t i;
     json_array_foreach(list, i, message)
     {
@@ -292,8 +294,9 @@ json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *t
         const bool has_calls = json_array_size(json_object_get(message, "tool_calls")) > 0;
         const bool is_result = !by_template && role && strcmp(role, "tool") == 0;
         if (is_result) {
-            write_result(messages, message, was_result);
+            write_result(&results, message);
         } else {
+            end_results(messages, &results);
             message = json_copy(message);
             if (has_calls) {
                 json_object_set_new(message, "tool_calls", open_arguments(json_object_get(message, "tool_calls")));
@@ -302,8 +305,8 @@ json_t *serve_tool_messages(const struct serve_api *api, json_t *list, json_t *t
             }
             json_array_append_new(messages, message);
         }
-        was_result = is_result;
     }
+    end_results(messages, &results);
     if (tools && !by_template)
         write_tools(messages, tools);
     else if (tools && takes_text(api))

@@ -54,6 +54,7 @@ struct http_connection {
     struct http_client client;
     int status;
     size_t n_sent;
+    size_t n_pending; /* of the answer, when the deadline was set */
     struct timespec begin;
     char peer[64];
 };
@@ -76,6 +77,7 @@ struct http_server {
 static void set_deadline(struct http_connection *c, int seconds)
 {
     const struct timeval time = {.tv_sec = seconds};
+    c->n_pending = evbuffer_get_length(bufferevent_get_output(c->events));
     event_add(c->deadline, &time);
 }
 
@@ -377,8 +379,13 @@ static void on_event(struct bufferevent *events, short what, void *user)
 static void on_deadline(evutil_socket_t fd, short what, void *user)
 {
     struct http_connection *c = user;
+    const size_t n = evbuffer_get_length(bufferevent_get_output(c->events));
     (void)fd;
     (void)what;
+    if ((c->state == FLUSH || (c->state == READ && !c->reader.begun)) && n > 0 && n < c->n_pending) {
+        set_deadline(c, c->server->params.timeout_s); /* it is slow, but it reads */
+        return;
+    }
     /* Between requests there is nothing to answer, and of a client that does not read nothing can be told. */
     if (c->state != READ || !c->reader.begun)
         close_connection(c, true);

@@ -71,8 +71,10 @@ static bool parse_header(struct http_head *head, struct headers *headers, char *
                  {"access-control-request-headers", &head->asked_headers}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcasecmp(line, known[i].name) == 0) {
-            headers->twice |= *known[i].value != NULL;
-            *known[i].value = value;
+            const bool again = *known[i].value != NULL, lists = known[i].value == &headers->connection;
+            headers->twice |= again && !lists;
+            if (!again || !lists || strcasestr(value, "close")) /* a list in several lines: only "close" changes anything */
+                *known[i].value = value;
         }
     return true;
 }

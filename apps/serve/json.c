@@ -54,7 +54,10 @@ static char *clean_number(char *at, const char *end)
         value = large ? value : 10 * value + digit;
     }
     const size_t n = (size_t)(stop - digits);
-    if (!large || *digits == '0' || (stop < end && (*stop == '.' || *stop == 'e' || *stop == 'E')))
+    const bool whole = stop == end || !memchr(".eE", *stop, 3);
+    while (!whole && stop < end && memchr("0123456789.eE+-", *stop, 15)) /* digits of a fraction or an exponent are no integer */
+        stop++;
+    if (!large || *digits == '0' || !whole)
         return stop > at ? stop : at + 1;
     const size_t n_exponent = (size_t)snprintf(exponent, sizeof exponent, "e%zu", n - 1);
     memmove(digits + 2, digits + 1, n - 2);

@@ -517,7 +517,9 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->no_cache = !serve_read_bool(body, "cache_prompt", true, error);
     job->progress = serve_read_bool(body, "return_progress", false, error) && request->stream;
     job->user = request;
-    job->is_shown = request->syntax.calls || request->syntax.reasoning ? serve_syntax_is_mark : NULL;
+    const char *format = json_string_value(json_object_get(body, "reasoning_format"));
+    const bool raw = request->kind == SERVE_CHAT && format && strcmp(format, "none") == 0; /* its marks are content */
+    job->is_shown = request->syntax.calls || request->syntax.reasoning || raw ? serve_syntax_is_mark : NULL;
     job->key = *client->key ? strdup(client->key) : NULL;
     job->owner = client->owner;
     job->salt = read_salt(api, body, client, error);

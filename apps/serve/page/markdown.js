@@ -160,7 +160,7 @@ function inline(text) {
     if (typeof out[out.length - 1] === "string" && open[open.length - 1]?.at !== out.length - 1) out[out.length - 1] += piece;
     else out.push(piece);
   };
-  const begin = mark => { open.push({mark, at: out.length}); isOpen[mark] = (isOpen[mark] || 0) + 1; out.push(mark); };
+  const begin = (mark, shown = mark) => { open.push({mark, shown, at: out.length}); isOpen[mark] = (isOpen[mark] || 0) + 1; out.push(shown); };
   const end = mark => { // what was opened inside it and did not close stays text
     let last;
     do { last = open.pop(); isOpen[last.mark]--; } while (last.mark !== mark);
@@ -179,16 +179,17 @@ function inline(text) {
     } else if (c === "*" || c === "_" || c === "~") {
       i = emphasis(text, i, {put, begin, end, out, open});
     } else if (c === "[" || (c === "!" && text[i + 1] === "[")) {
-      if (open.length < MAX_DEPTH) begin("["); else put("[");
-      i += c === "!" ? 2 : 1;
+      const shown = c === "!" ? "![" : "[";
+      if (open.length < MAX_DEPTH) begin("[", shown); else put(shown);
+      i += shown.length;
     } else if (c === "]" && isOpen["["]) {
       const match = /\(<?([^\s()<>]{1,2000}(?:\([^\s()<>]*\)[^\s()<>]{0,2000})?)>?(?: "[^"\n]{0,500}")?\)/y;
       match.lastIndex = i + 1;
       const found = match.exec(text), address = found && safeAddress(found[1]);
       if (address) out.push(link(address, ...end("[")));
       else { // brackets that are no link
-        const inner = end("[");
-        put("[");
+        const {shown} = open.findLast(one => one.mark === "["), inner = end("[");
+        put(shown);
         inner.forEach(piece => typeof piece === "string" ? put(piece) : out.push(piece));
         put("]");
       }
