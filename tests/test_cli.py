@@ -602,6 +602,14 @@ def test_convert_and_quantize_refuse(tmp_path):
     assert not (tmp_path / "out.gguf").exists()
 
 
+def test_a_predictor_that_reads_the_text_and_the_library(tmp_path):
+    """What version 1 kept of a text is taken from the library whole: its records are of more tokens than a pass has."""
+    args = ("run", "-m", ROOT / "models" / "butler-default.gguf", "-f", tmp_path / "text.txt", "-n", 12, "--temp", 0, "-t", 1, "--block", 16, "--kv", "tokenbutler:budget=32")
+    (tmp_path / "text.txt").write_text((ROOT / "models" / "long_text.txt").read_text()[:3000])
+    alone = butler(*args, "--no-cache").stdout
+    assert [butler(*args, "--cache", tmp_path / "kept").stdout for _ in range(2)] == [alone] * 2
+
+
 def test_every_isa_reads_a_prompt_alike():
     """Heads of 64 channels, three query heads to a key, more tokens than a chunk of keys has: what the small models of tests/data do not show. Rounding
     of keys and of products leaves 1e-3 of the largest logit here (AMX); a part of the values in the wrong place, a quarter of it."""

@@ -41,7 +41,7 @@ static struct butler_session *begin(const char *policy, int budget, int n)
     for (int i = 0; i < n; i++)
         ids[i] = id_at(i);
     if (!session || (budget && butler_session_set_budget(session, budget, &err) < 0) ||
-        butler_prefill(session, ids, n, NULL, NULL, &err) < 0)
+        (n > 0 && butler_prefill(session, ids, n, NULL, NULL, &err) < 0))
         fail_msg("%s: %s", policy, err.message);
     return session;
 }
@@ -75,6 +75,21 @@ static void test_budgets(void **state)
     struct butler_session *late = begin("quest:budget=1.0,page=4,dense=0", 0, N_PROMPT); /* what it put off is made now */
     assert_int_equal(butler_session_set_budget(late, 32, NULL), 0);
     same_steps(late, begin("quest:budget=32,page=4,dense=0", 0, N_PROMPT), "in the middle of a text");
+    /* A budget that covers the whole context lets the metric rest: what is set before the text counts, what is set behind it comes too late. */
+    static const char *const observing[] = {"h2o", "snapkv:window=8,recent=8", "tova", "scissorhands:window=16"};
+    for (size_t i = 0; i < sizeof observing / sizeof *observing; i++) {
+        char covers[80], small[80];
+        const char *mark = strchr(observing[i], ':') ? "," : ":";
+        snprintf(covers, sizeof covers, "%s%sbudget=%d", observing[i], mark, N_CTX);
+        snprintf(small, sizeof small, "%s%sbudget=24", observing[i], mark);
+        same_steps(begin(covers, 24, N_PROMPT), begin(small, 0, N_PROMPT), observing[i]);
+        struct butler_session *rested = begin(covers, 0, N_PROMPT), *other = begin(small, 0, 0);
+        assert_int_equal(butler_session_set_budget(rested, 24, &err), BUTLER_ERROR_ARGUMENT);
+        assert_int_equal(butler_session_adopt(other, rested, &err), BUTLER_ERROR_ARGUMENT);
+        assert_non_null(strstr(err.message, "observed"));
+        butler_session_free(rested);
+        butler_session_free(other);
+    }
     struct butler_session *full = begin("full", 0, 3), *mass = begin("fier:mass=0.9", 0, 3), *quest = begin("quest", 0, 3);
     assert_int_equal(butler_session_set_budget(full, 8, &err), BUTLER_ERROR_ARGUMENT);
     assert_int_equal(butler_session_set_budget(mass, 8, &err), BUTLER_ERROR_ARGUMENT);

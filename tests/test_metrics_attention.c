@@ -39,6 +39,15 @@ static void accumulated_attention(void **state)
     }
 }
 
+/* A query's factor of keys that it does not see is whatever was there before. */
+static void spoil(float *factors, int n_rows, int n_chunks, int seen, int keys)
+{
+    for (int chunk = 0; chunk < n_chunks; chunk++)
+        for (int row = 0; row < n_rows; row++)
+            if (chunk * keys >= seen + row / GROUP)
+                factors[chunk * n_rows + row] = row % 2 ? INFINITY : NAN;
+}
+
 /* A tile of a prompt's weights at once: what its queries give one after the other, whatever the tiles are. */
 static void attention_of_a_tile(void **state)
 {
@@ -51,6 +60,7 @@ static void attention_of_a_tile(void **state)
         weights[i / N][i % N] = butler_random_float(&random);
     for (int i = 0; i < CHUNKS * QUERIES * GROUP; i++)
         factors[i / (QUERIES * GROUP)][i % (QUERIES * GROUP)] = butler_random_float(&random);
+    spoil(factors[0], QUERIES * GROUP, CHUNKS, SEEN, KEYS);
     for (int p = 0; p < BUTLER_COUNT(parameters); p++) {
         const double *values = parameters[p];
         const struct butler_metric *metric = &butler_metric_attention;
@@ -91,7 +101,7 @@ static void pooled_tile(void **state)
     (void)state;
     enum { N = 700, QUERIES = 75, SEEN = N - QUERIES + 1, CHUNKS = (N + 63) / 64 };
     static const int windows[] = {5, 16, 32, 33, 200};
-    static float weights[QUERIES * GROUP][N], factors[CHUNKS][QUERIES * GROUP], all[GROUP][N];
+    static float weights[QUERIES * GROUP][N], known[CHUNKS][QUERIES * GROUP], factors[CHUNKS][QUERIES * GROUP], all[GROUP][N];
     uint64_t random = 7;
     for (int i = 0; i < QUERIES * GROUP * N; i++)
         weights[i / N][i % N] = ldexpf(butler_random_float(&random), -(int)(butler_random(&random) % 30));
@@ -99,7 +109,7 @@ static void pooled_tile(void **state)
         weights[i][i % 64] = 1;
         weights[i][64 + i % 64] = ldexpf(1 - ldexpf(1, -13 + i % 3), -14); /* next to the least normal half */
         for (int chunk = 0; chunk < CHUNKS; chunk++)
-            factors[chunk][i] = chunk < 2 ? 1 : butler_random_float(&random);
+            known[chunk][i] = chunk < 2 ? 1 : butler_random_float(&random);
     }
     for (int w = 0; w < BUTLER_COUNT(windows); w++)
         for (int keys = 64; keys <= 256; keys *= 4)
@@ -107,6 +117,8 @@ static void pooled_tile(void **state)
                 const double values[] = {windows[w], 7, 0};
                 const struct butler_metric *metric = &butler_metric_pooled;
                 struct head single, tiles;
+                memcpy(factors, known, sizeof factors);
+                spoil(factors[0], QUERIES * GROUP, CHUNKS, SEEN, keys);
                 head_init(&single, metric, values, BUTLER_KV_F16, NULL);
                 head_init(&tiles, metric, values, BUTLER_KV_F16, NULL);
                 grow(&single, metric, values, N, N, 1);

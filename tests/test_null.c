@@ -210,6 +210,10 @@ static void test_drafts(void **state)
     struct butler_session *drafting = butler_session_new(engine, &(struct butler_session_params){.policy = "verified"}, NULL);
     struct butler_draft *draft = butler_draft_new(drafting, NULL, NULL);
     struct butler_sampler *sampler = butler_sampler_new(NULL, NULL);
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){BUTLER_INIT(butler_sampler_params), .n_logit_bias = 2}, &err));
+    assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
+    assert_null(butler_sampler_new(&(struct butler_sampler_params){BUTLER_INIT(butler_sampler_params), .n_end_ids = 2}, &err));
+    assert_int_equal(err.code, BUTLER_ERROR_ARGUMENT);
     assert_non_null(draft);
     GIVES_NULL("session", butler_draft_new, NULL, NULL, &err);
     FAILS("draft", butler_draft_step, NULL, sampler, 1, ids, 4, &err);

@@ -391,6 +391,12 @@ static void pyramid(void **state)
         assert_int_equal(butler_policy_limits(&p, layer, 6, 199).budget, 132); /* shorter than 2 c: uniform */
     }
     assert_int_equal(butler_policy_limits(&p, 0, 1, 5000).budget, 132);
+    struct butler_layer layers[11] = {{0}}; /* every second has a window, and is dense: the others have the same budgets as above */
+    for (int layer = 0; layer < 11; layer++)
+        layers[layer].window = layer % 2 ? 16 : 0;
+    p.layers = layers;
+    for (int layer = 0; layer < 11; layer++)
+        assert_int_equal(butler_policy_limits(&p, layer, 11, 5000).budget, layer % 2 ? 5000 : far[layer / 2]);
     p = parse("pyramidkv:budget=132,dense=1");
     assert_int_equal(butler_policy_limits(&p, 0, 7, 5000).budget, 5000);
     for (int layer = 1; layer < 7; layer++)

@@ -398,6 +398,40 @@ static void test_ahead(void **state)
     free_engine(engine);
 }
 
+/* In the step that outgrows the budget later layers have no records yet: each selects by itself, as in a pass of several sessions. */
+static void test_outgrown_budgets(void **state)
+{
+    static const char *const policies[] = {"tokenbutler2:budget=45,on_top=0,sinks=2,recent=2",
+                                           "tokenbutler2:budget=52,on_top=0,sinks=1,recent=1,every=4",
+                                           "tokenbutler:budget=45,sinks=2,recent=2"};
+    struct butler_engine *engine = open_engine();
+    (void)state;
+    attach_both(engine, false);
+    for (size_t p = 0; p < sizeof policies / sizeof *policies; p++) {
+        const struct butler_session_params params = {.n_ctx = N_TEXT, .kv_type = BUTLER_KV_F32, .policy = policies[p]};
+        struct butler_session *sessions[3];
+        int32_t text[N_PROMPT];
+        for (int i = 0; i < N_PROMPT; i++)
+            text[i] = i * 7 % 40;
+        for (int s = 0; s < 3; s++) {
+            assert_non_null(sessions[s] = butler_session_new(engine, &params, NULL));
+            assert_int_equal(butler_prefill(sessions[s], text, N_PROMPT, NULL, NULL, NULL), 0);
+        }
+        for (int i = N_PROMPT; i < N_TEXT; i++) {
+            const int32_t id = i % 40;
+            assert_int_equal(butler_step(sessions[0], id, NULL), 0);
+            assert_int_equal(butler_step_batch(sessions + 1, (int32_t[]){id, id}, 2, NULL), 0);
+            for (int s = 1; s < 3; s++)
+                if (memcmp(butler_logits(sessions[0]), butler_logits(sessions[s]),
+                           (size_t)engine->model->hp.n_vocab * sizeof(float)) != 0)
+                    fail_msg("%s: token %d alone differs from that in a pass of two", policies[p], i);
+        }
+        for (int s = 0; s < 3; s++)
+            butler_session_free(sessions[s]);
+    }
+    free_engine(engine);
+}
+
 /* Scores from stored keys are those of the floats, up to the rounding of both factors. */
 static void check_stored(struct butler_engine *engine, const char *policy, double tolerance)
 {
@@ -630,6 +664,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pytorch),  cmocka_unit_test(test_window),          cmocka_unit_test(test_ahead),
+        cmocka_unit_test(test_outgrown_budgets),
         cmocka_unit_test(test_stored),   cmocka_unit_test(test_earlier),         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_other_predictor),
     };

@@ -95,8 +95,12 @@ int eval_session_begin(const struct eval_run *run, const struct eval_item *item,
         code = read_prompt(run, session, item->ids, n_read, n_read, err);
     } else {
         code = read_donor(run, item, policy, donor, err);
-        if (code == 0)
-            code = butler_session_adopt(session, donor->session, err);
+        if (code == 0 && (code = butler_session_adopt(session, donor->session, err)) < 0 && donor->observes) {
+            eval_donor_free(donor); /* its budget covered the text, so that it observed nothing */
+            code = read_donor(run, item, policy, donor, err);
+            if (code == 0)
+                code = butler_session_adopt(session, donor->session, err);
+        }
         if (code == 0 && (unreads || !item->repeats_last))
             code = butler_prefill(session, item->ids + n - 1, 1, NULL, NULL, err);
     }

@@ -90,7 +90,7 @@ void butler_attend_summarise(struct butler_backend *backend, const struct butler
     for (int h = 0; h < state->kv->n_kv_heads; h++) {
         struct butler_kv_head *head = butler_kv_at(state->kv, state->layer, h);
         butler_kv_make_norms(state->kv, head, first);
-        if (!metric || !metric->append || (first >= head->n_slots && !head->state))
+        if (!metric || !metric->append || state->plan->own_text || (first >= head->n_slots && !head->state))
             continue;
         const struct butler_head_view view = butler_kv_view(state->kv, state->layer, h, state->position);
         summarise(state, h, first, &view);

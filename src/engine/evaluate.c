@@ -47,9 +47,19 @@ int butler_session_set_budget(struct butler_session *session, int n_tokens, stru
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has no budget in tokens", policy->name);
     if (n_tokens < 1)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a budget of %d tokens: it must be at least 1", n_tokens);
-    const struct butler_policy last = *policy;
-    policy->budget_kind = BUTLER_BUDGET_COUNT;
-    policy->budget = n_tokens;
+    struct butler_policy last = *policy, next = *policy;
+    next.budget_kind = BUTLER_BUDGET_COUNT;
+    next.budget = n_tokens;
+    /* The old budget covered the whole context, so that nothing was observed. */
+    if (last.plan.idle && !butler_policy_idles(&next, session->shape.n_layers, session->n_ctx)) {
+        if (session->n_past > 0)
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a budget of %d tokens: %s has observed nothing of the text so far", n_tokens,
+                               policy->name);
+        const int code = butler_policy_compile(&next, &session->shape, err);
+        if (code < 0)
+            return code;
+    }
+    *policy = next;
     butler_session_follow_policy(session, &last);
     return 0;
 }

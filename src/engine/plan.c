@@ -76,6 +76,8 @@ int butler_policy_compile(struct butler_policy *policy, const struct butler_metr
             return butler_fail(err, BUTLER_ERROR_ARGUMENT, "policy \"%.72s\": %s says its pages have %d tokens", policy->name,
                                metric->name, policy->unit);
     }
+    if (policy->unit < 1)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "policy \"%.72s\": pages of %d tokens", policy->name, policy->unit);
     plan->metric = metric;
     plan->method = policy->method;
     plan->unit = plan->score_slots = plan->reduction.pool = 1;

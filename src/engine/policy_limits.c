@@ -6,8 +6,11 @@
 
 static int pyramid_budget(const struct butler_policy *policy, int budget, int layer, int n_layers, int n)
 {
-    int l = layer - policy->dense_layers, m = n_layers - policy->dense_layers;
-    int window = policy->heavy >= 0 ? 0 : policy->recent, c = budget - window;
+    int l = 0, m = 0, window = policy->heavy >= 0 ? 0 : policy->recent, c = budget - window;
+    for (int i = 0; i < n_layers; i++) {
+        l += i < layer && butler_policy_applies(policy, i);
+        m += butler_policy_applies(policy, i);
+    }
     if (n <= budget || n < 2 * c || m <= 1 || c <= 0) /* a short text: every layer the same */
         return budget;
     int low = (int)floor(c / policy->pyramid), high = 2 * c - low;

@@ -143,7 +143,7 @@ static struct butler_predict_scratch *scratch_of(struct butler_engine *engine, c
     const struct butler_predictor_sizes *s = &predictor->sizes;
     struct butler_backend *backend = engine->backend;
     struct butler_predict_scratch **place = &engine->predict_scratch[s->version - 1];
-    struct butler_predict_scratch *scratch = *place ? *place : (*place = butler_alloc(sizeof **place, err));
+    struct butler_predict_scratch *scratch = *place ? *place : (*place = butler_alloc(sizeof **place, err)), larger = {0};
     if (!scratch || (scratch->predictor == predictor && scratch->max_rows == engine->n_block && scratch->max_slots >= max_slots))
         return scratch;
     /* What the workspace is made for: one layer of its own heads, rows of products no wider than these. */
@@ -155,15 +155,16 @@ static struct butler_predict_scratch *scratch_of(struct butler_engine *engine, c
                                       .head_dim = shape->head_dim};
     max_slots = BUTLER_MAX(max_slots, scratch->max_slots);
     const struct butler_workspace_sizes sizes = {max_slots, engine->n_block, butler_pool_size(backend->pool), true, false};
-    empty_scratch(scratch);
-    scratch->predictor = predictor;
-    scratch->max_rows = engine->n_block;
-    scratch->max_slots = max_slots;
-    if (bind(scratch, err) < 0 || make_activations(scratch, backend, err) < 0 ||
-        backend->make_workspace(backend, &scratch->work, &hp, &sizes, err) < 0) {
-        empty_scratch(scratch);
-        return NULL;
+    larger.predictor = predictor;
+    larger.max_rows = engine->n_block;
+    larger.max_slots = max_slots;
+    if (bind(&larger, err) < 0 || make_activations(&larger, backend, err) < 0 ||
+        backend->make_workspace(backend, &larger.work, &hp, &sizes, err) < 0) {
+        empty_scratch(&larger);
+        return NULL; /* sessions that there are go on with the old one */
     }
+    empty_scratch(scratch);
+    *scratch = larger;
     if (s->version == 1) {
         butler_predictor_frequencies(s, shape->head_dim, scratch->freq_inner);
         butler_predictor_frequencies(s, s->d, scratch->freq_head);

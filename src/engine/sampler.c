@@ -69,6 +69,10 @@ static const char *find_wrong(const struct butler_sampler_params *params)
         return "frequency-penalty and presence-penalty must be numbers";
     if (params->penalty_last_n < -1)
         return "repeat-last-n must be -1 (the whole text) or more";
+    if (params->n_logit_bias < 0 || (params->n_logit_bias > 0 && !params->logit_bias))
+        return "logit biases are a number and an array of as many";
+    if (params->n_end_ids < 0 || (params->n_end_ids > 0 && !params->end_ids))
+        return "ids that end a text are a number and an array of as many";
     for (int i = 0; i < params->n_logit_bias; i++)
         if (params->logit_bias[i].id < 0 || isnan(params->logit_bias[i].bias) || params->logit_bias[i].bias == INFINITY)
             return "a logit bias must be a number below infinity, of a token id";

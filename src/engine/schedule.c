@@ -82,14 +82,17 @@ static struct butler_selecting selecting_of(const struct butler_session *session
     return selecting;
 }
 
+/* How many layers from this one on select now. The records of later layers must be there: in the step that outgrows the budget each
+ * makes them when it appends. */
 static int n_together(const struct butler_session *session, int layer)
 {
     const struct butler_policy *policy = &session->policy;
+    const int n_layers = session->shape.n_layers;
     int next = layer + 1;
     if (!session->predict || !policy->plan.ahead)
         return 1;
     while (next < session->predict->known_end && butler_policy_applies(policy, next) && group_of(next) == group_of(layer) &&
-           butler_schedule_selects(session, next))
+           butler_schedule_selects(session, next) && !butler_policy_defers(policy, next, n_layers, session->n_past))
         next++;
     return next - layer;
 }

@@ -95,24 +95,24 @@ int butler_scratch_make(struct butler_scratch *scratch, const struct butler_hpar
     const struct butler_workspace_sizes sizes = {BUTLER_MAX(max_slots, scratch->max_slots), BUTLER_MAX(max_rows, scratch->max_rows),
                                                  butler_pool_size(backend->pool), true, rotates || scratch->rotates};
     struct butler_workspace_sizes one = sizes;
-    butler_scratch_free(scratch);
-    scratch->max_rows = sizes.max_rows;
-    scratch->max_slots = sizes.max_slots;
-    scratch->rotates = sizes.rotates;
-    scratch->n_batch = sizes.n_threads;
+    /* Where there is no memory for it the other sessions go on with the old one. */
+    struct butler_scratch larger = {
+        .max_rows = sizes.max_rows, .max_slots = sizes.max_slots, .rotates = sizes.rotates, .n_batch = sizes.n_threads};
     one.n_threads = 1;
     one.products = false;
-    if (make_device(scratch, hp, backend, err) < 0 || make_host(scratch, hp, err) < 0 ||
-        backend->make_workspace(backend, &scratch->work, hp, &sizes, err) < 0 ||
-        !(scratch->batch = butler_alloc((size_t)sizes.n_threads * sizeof *scratch->batch, err)))
+    if (make_device(&larger, hp, backend, err) < 0 || make_host(&larger, hp, err) < 0 ||
+        backend->make_workspace(backend, &larger.work, hp, &sizes, err) < 0 ||
+        !(larger.batch = butler_alloc((size_t)sizes.n_threads * sizeof *larger.batch, err)))
         goto fail;
     for (int i = 0; i < sizes.n_threads; i++)
-        if (backend->make_workspace(backend, &scratch->batch[i], hp, &one, err) < 0)
+        if (backend->make_workspace(backend, &larger.batch[i], hp, &one, err) < 0)
             goto fail;
+    butler_scratch_free(scratch);
+    *scratch = larger;
     backend->batch = scratch->batch;
     return 0;
 fail:
-    butler_scratch_free(scratch);
+    butler_scratch_free(&larger);
     return BUTLER_ERROR_MEMORY;
 }
 

@@ -39,7 +39,7 @@ struct butler_scratch {
 };
 
 /* Makes scratch for passes of max_rows rows and texts of max_slots tokens, or makes it larger; what it held is lost. On failure
- * there is none. */
+ * it stays as it was. */
 int butler_scratch_make(struct butler_scratch *scratch, const struct butler_hparams *hp, struct butler_backend *backend,
                         int max_rows, int max_slots, bool rotates, struct butler_error *err);
 void butler_scratch_free(struct butler_scratch *scratch);

@@ -41,6 +41,8 @@ static void copy_text(struct butler_session *to, const struct butler_session *fr
     to->sparse_end = from->sparse_end;
     to->evicted = from->evicted;
     to->has_logits = from->has_logits;
+    to->kv.fault.code = 0;
+    to->kv.lost = false;
     to->failed = false;
     to->stop = from->stop;
 }
@@ -84,6 +86,8 @@ struct butler_session *butler_session_fork(struct butler_session *session, struc
     struct butler_session *fork = butler_session_make(session->engine, &session->policy, &params, err);
     if (fork && session->policy.plan.idle)
         butler_plan_idle(&fork->policy.plan);
+    if (fork && session->policy.plan.guided)
+        butler_plan_guide(&fork->policy.plan);
     if (fork && butler_session_copy(fork, session, err) < 0) {
         butler_session_free(fork);
         return NULL;
@@ -97,7 +101,8 @@ void butler_session_summarise(struct butler_session *session, int first, int n)
 {
     struct butler_backend *backend = session->engine->backend;
     struct butler_traffic uncounted = {0};
-    if (!session->kv.norms && !(session->policy.metric && session->policy.metric->append))
+    const bool makes = session->policy.metric && session->policy.metric->append && !session->policy.plan.own_text;
+    if (!session->kv.norms && !makes)
         return;
     for (int l = 0; l < session->shape.n_layers && first < n; l++) {
         const struct butler_layer_state state = butler_session_layer(session, &uncounted, l, n - 1);
@@ -126,6 +131,12 @@ bool butler_session_can_adopt(const struct butler_policy *to, const struct butle
     return to->plan.observe[0] == 0;
 }
 
+/* What the policy goes by was not observed: by a session whose budget covers all, or whose records ended with the prompt. */
+static bool lacks_observations(const struct butler_policy *to, const struct butler_session *from)
+{
+    return to->plan.observe[0] > 0 && (from->policy.plan.idle || (from->kv.records_off && to->plan.observe[1] > 0));
+}
+
 int butler_session_adopt(struct butler_session *session, struct butler_session *from, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(session, err) || BUTLER_IS_NULL(from, err))
@@ -135,6 +146,9 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
         session->rope_freq != from->rope_freq || !butler_session_can_adopt(&session->policy, &from->policy))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a session of policy %s cannot take over one of policy %s",
                            session->policy.text, from->policy.text);
+    if (records && from->n_past > 0 && lacks_observations(&session->policy, from))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has not observed this text: %s cannot take it over", from->policy.text,
+                           session->policy.text);
     if (from->n_past > session->n_ctx)
         return butler_fail(err, BUTLER_ERROR_LENGTH, "%d tokens do not fit in a context of %d", from->n_past, session->n_ctx);
     for (int i = 0; i < from->kv.n_layers * from->kv.n_kv_heads; i++)

@@ -122,6 +122,10 @@ static void round_all(struct some *some, int group, int head, int n_heads, int f
         const int seen = BUTLER_MAX(BUTLER_MIN(n, block->n_seen + some->first + t - from), 0);
         for (int h = 0; h < n_heads; h++) {
             const int row = (some->first + t) * group + head + h;
+            if (seen == 0) { /* its factor is of another chunk */
+                memset(some->halves[h][t], 0, sizeof some->halves[h][t]);
+                continue;
+            }
             const float *weights = block->weights + (size_t)row * block->stride + from;
             float padded[CHUNK];
             if (seen < CHUNK) {
