@@ -2,6 +2,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 
@@ -147,3 +148,43 @@ def test_keys_and_values_on_the_disk(tmp_path):
     refuses(USAGE, *run, "--kv-ram", "40K", says=["--kv-ram", "640"])
     bench, = rows("bench", "-m", GQA, "-d", "500", "-n", "4", "--kv", "quest:budget=64,dense=0", "--kv-ram", "80K")
     assert bench["pages_wanted"] > 0
+
+
+def test_rows_that_change_while_they_are_prefetched(tmp_path):
+    """A bit of the library's files changes after it was checked: an error names the file, whether a step or a prefetch reads it first."""
+    model, text, kept = ROOT / "models" / "butler-default.gguf", ROOT / "models" / "long_text.txt", tmp_path / "kept"
+    args = ("run", "-m", str(model), "-c", "7600", "-f", str(text), "-t", "1", "--cache", str(kept))
+    butler(*args, "-n", 2)
+    policy = "tokenbutler2:budget=512,page=16,sinks=16,recent=64"
+    with subprocess.Popen([BUTLER, *args, "-n", "800", "--ignore-eos", "--kv", policy, "--kv-ram", "4200K"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.read(1), process.stderr.read()
+        for path in kept.rglob("*.kv"):
+            with open(path, "r+b") as file:
+                file.seek(path.stat().st_size // 2)
+                byte = file.read(1)[0]
+                file.seek(-1, 1)
+                file.write(bytes([byte ^ 1]))
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == FAILED and b".kv: corrupt: the checksum" in said, (process.returncode, said)
+
+
+def test_the_end_of_an_old_text_goes_first(tmp_path):
+    """What is left of a text in a full library is its beginning, which can be used; an export that does not fit removes nothing."""
+    text = (ROOT / "models" / "long_text.txt").read_text()
+    (tmp_path / "first.txt").write_text(text[:9000])
+    (tmp_path / "second.txt").write_text(text[-5000:])
+
+    def read(name, *flags):
+        said = butler("run", "-m", ROOT / "models" / "butler-default.gguf", "-f", tmp_path / name, "-n", 1, "-t", 1, "--cache", tmp_path / "kept", *flags).stderr
+        found = re.search(r"(\d+) of (\d+) tokens were read before", said)
+        return int(found[1]) if found else 0
+    assert read("first.txt", "--cache-size", "9M") == 0 and read("second.txt", "--cache-size", "9M") == 0
+    assert 0 < read("first.txt", "--cache-size", "9M") < 2400
+    listed = rows("library", "list", "--cache", tmp_path / "kept")
+    assert not any(entry.get("broken") or entry.get("first", 0) for entry in listed), listed
+    (tmp_path / "out").mkdir()
+    before = sorted(p.name for p in (tmp_path / "kept").rglob("*.kv"))
+    refuses(FAILED, "library", "export", listed[0]["id"], "--cache", tmp_path / "kept", "-o", tmp_path / "out", "--cache-size", "2M", says=["full", "--cache-size"])
+    assert sorted(p.name for p in (tmp_path / "kept").rglob("*.kv")) == before
+    refuses(USAGE, "library", "remove", "", "--cache", tmp_path / "kept", says=["id is empty"])
+    assert sorted(p.name for p in (tmp_path / "kept").rglob("*.kv")) == before

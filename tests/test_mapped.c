@@ -256,17 +256,15 @@ static int decode_beside(const struct mapped *m, struct butler_session *hit, str
 
 /* A file that changes when its rows have been checked already, while tokens are decoded: they are the right ones, or an error names
  * the file. From then on the text is read again, also where the prefix cache had it. */
-static void test_late_damage(void **state)
+static void check_late_damage(const char *policy, bool threads)
 {
-    (void)state;
     for (int fault = 2; fault < 8; fault += fault == 3 ? 3 : 1) {
         struct mapped m;
         struct butler_error err = {0};
         int n;
-        open_mapped(&m, 0, false, 1 << 22);
-        read_alone(&m, "fier:budget=64,dense=0");
-        struct butler_session *hit = spilled_session(&m, "fier:budget=64,dense=0"),
-                              *next = spilled_session(&m, "fier:budget=64,dense=0");
+        open_mapped(&m, 0, threads, 1 << 22);
+        read_alone(&m, policy);
+        struct butler_session *hit = spilled_session(&m, policy), *next = spilled_session(&m, policy);
         read_text(hit, m.c.text, N_PROMPT);
         assert_true(butler_session_adopt_prefix(next, m.c.text, N_PROMPT, &err) > 0);
         struct butler_library_file *files = files_of(m.library, &n);
@@ -277,7 +275,7 @@ static void test_late_damage(void **state)
         }
         const int code = decode_beside(&m, hit, &err);
         if (code < 0 && (code != BUTLER_ERROR_FORMAT || !strstr(err.message, m.c.folder)))
-            fail_msg("%d: %s", code, err.message);
+            fail_msg("%s, fault %d: %d: %s", policy, fault, code, err.message);
         if (fault > 3 && code == 0)
             fail_msg("rows behind a file's end were not missed");
         const int known = butler_n_past(next);
@@ -290,6 +288,15 @@ static void test_late_damage(void **state)
         butler_session_free(hit);
         close_mapped(&m);
     }
+}
+
+/* Rows that a step reads, and rows that were prefetched for it. */
+static void test_late_damage(void **state)
+{
+    (void)state;
+    check_late_damage("fier:budget=64,dense=0", false);
+    for (int threads = 0; threads < 2; threads++)
+        check_late_damage("tokenbutler2:on_top=0,sinks=4,recent=8,budget=32,page=16", threads);
 }
 
 /* Whatever request fails, the text is the right one, or an error of a decode step says why not. */

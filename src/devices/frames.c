@@ -50,17 +50,6 @@ struct butler_frames {
     struct butler_mapped *mapped; /* NULL: nothing has been mapped yet */
 };
 
-/* Pieces an extent has: as few tokens each as a block holds without much waste. */
-static uint32_t pieces_of_extent(size_t extent_bytes, size_t *frame_bytes)
-{
-    for (uint32_t n = BUTLER_EXTENT;; n /= 2) {
-        const size_t piece = extent_bytes / n;
-        *frame_bytes = BUTLER_CEIL_DIV(piece, (size_t)BUTLER_DISK_ALIGN) * BUTLER_DISK_ALIGN;
-        if (n == 1 || *frame_bytes - piece <= piece / 4)
-            return n;
-    }
-}
-
 static int make_memory(struct butler_frames *frames, struct butler_error *err)
 {
     frames->memory_bytes = ((size_t)frames->n_frames + 1) * frames->places.frame_bytes;
@@ -90,7 +79,7 @@ struct butler_frames *butler_frames_new(const struct butler_frames_params *param
     if (!frames)
         return NULL;
     size_t frame_bytes;
-    const uint32_t per_extent = pieces_of_extent(params->extent_bytes, &frame_bytes);
+    const uint32_t per_extent = butler_extent_pieces(params->extent_bytes, &frame_bytes);
     const uint64_t n_frames = params->memory / frame_bytes;
     frames->extent_bytes = params->extent_bytes;
     frames->piece_bytes = params->extent_bytes / per_extent;
@@ -122,6 +111,7 @@ void butler_frames_free(struct butler_frames *frames)
     butler_unreserve(frames->frame_of, frames->n_pieces * sizeof *frames->frame_of);
     butler_unreserve(frames->on_disk, frames->n_pieces);
     butler_unreserve(frames->frames, ((size_t)frames->n_frames + 1) * sizeof *frames->frames);
+    butler_unreserve(frames->use, ((size_t)frames->n_frames + 1) * sizeof *frames->use);
     butler_unreserve(frames->unused, frames->n_frames * sizeof *frames->unused);
     butler_unreserve(frames->blocks, frames->n_frames * sizeof *frames->blocks);
     butler_unreserve(frames->missing, frames->n_frames * sizeof *frames->missing);
@@ -290,7 +280,8 @@ static void give_up(struct butler_frames *frames, bool frames_taken)
     }
 }
 
-/* Waits for what is being read. What cannot be read, or is not what its checksum says, is not resident. */
+/* Waits for what is being read. What cannot be read, or is not what its checksum says, is not resident; it is missing where the
+ * operation wants it already, which reads it again and says why it cannot be. */
 static int finish(struct butler_frames *frames, struct butler_error *err)
 {
     const int code = frames->n_arriving > 0 ? butler_disk_finish(frames->disk, err) : 0;
@@ -301,8 +292,16 @@ static int finish(struct butler_frames *frames, struct butler_error *err)
             butler_by_use_take_out(frames->use, at);
             frames->frame_of[piece] = 0;
             frames->unused[frames->n_unused++] = at;
+            if (!frames->awaits || frames->frames[at].wanted != frames->operation)
+                continue;
+            frames->too_many = frames->too_many || frames->n_missing == frames->n_frames;
+            if (frames->n_missing < frames->n_frames) {
+                frames->frame_of[piece] = PENDING;
+                frames->missing[frames->n_missing++] = piece;
+            }
         }
     }
+    frames->awaits = false;
     frames->n_arriving = 0;
     return code;
 }
@@ -351,8 +350,9 @@ int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fet
     if (frames->n_missing == 0 && !frames->too_many && !frames->awaits)
         return 0;
     const double start = butler_seconds();
-    int code = finish(frames, err);
-    code = code == 0 ? make_room(frames, err) : code;
+    struct butler_error ignored; /* of a prefetch */
+    finish(frames, &ignored);
+    int code = make_room(frames, err);
     if (code < 0) {
         give_up(frames, false);
         return code;

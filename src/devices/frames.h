@@ -49,8 +49,8 @@ struct butler_fetched {
 int butler_frames_fetch(struct butler_frames *frames, struct butler_fetched *fetched, struct butler_error *err);
 
 /* After a fetch, and before the operation runs: pieces that the next ones will or may want, then prefetch, which begins to read
- * those that are not resident, as far as there is room for them without writing. Returns how many. An error of theirs is that of
- * the next fetch. */
+ * those that are not resident, as far as there is room for them without writing. Returns how many. What of it cannot be read is
+ * read again when it is wanted. */
 void butler_frames_guess(struct butler_frames *frames, uint32_t piece);
 int butler_frames_prefetch(struct butler_frames *frames);
 

@@ -53,8 +53,8 @@ int butler_session_set_budget(struct butler_session *session, int n_tokens, stru
     /* The old budget covered the whole context, so that nothing was observed. */
     if (last.plan.idle && !butler_policy_idles(&next, session->shape.n_layers, session->n_ctx)) {
         if (session->n_past > 0)
-            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a budget of %d tokens: %s has observed nothing of the text so far", n_tokens,
-                               policy->name);
+            return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a budget of %d tokens: %s has observed nothing of the text so far",
+                               n_tokens, policy->name);
         const int code = butler_policy_compile(&next, &session->shape, err);
         if (code < 0)
             return code;

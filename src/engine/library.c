@@ -241,6 +241,44 @@ void butler_library_unlink(struct butler_library *library, const char *path, uin
         library->bytes -= BUTLER_MIN(bytes, library->bytes);
 }
 
+/* A block by its id, for a search. */
+struct place {
+    const struct butler_library_file *file;
+    int at;
+};
+
+static int by_block(const void *a, const void *b)
+{
+    const struct butler_library_file *x = ((const struct place *)a)->file, *y = ((const struct place *)b)->file;
+    const int kinds = strcmp(x->kind, y->kind);
+    return kinds ? kinds : memcmp(&x->id, &y->id, sizeof x->id);
+}
+
+/* For each of files[n] the one that it stands behind, or -1, and how many stand behind it. false: no memory. */
+static bool find_parents(const struct butler_library_file *files, int n, int *parents, int *n_children)
+{
+    struct place *blocks = malloc(((size_t)n + 1) * sizeof *blocks);
+    int n_blocks = 0;
+    if (!blocks)
+        return false;
+    for (int i = 0; i < n; i++) {
+        n_children[i] = 0;
+        if (!files[i].state)
+            blocks[n_blocks++] = (struct place){&files[i], i};
+    }
+    qsort(blocks, (size_t)n_blocks, sizeof *blocks, by_block);
+    for (int i = 0; i < n; i++) {
+        struct butler_library_file before = {.id = files[i].parent};
+        memcpy(before.kind, files[i].kind, sizeof before.kind);
+        const struct place *found = bsearch(&(struct place){&before, 0}, blocks, (size_t)n_blocks, sizeof *blocks, by_block);
+        parents[i] = found ? found->at : -1;
+        if (found)
+            n_children[found->at]++;
+    }
+    free(blocks);
+    return true;
+}
+
 bool butler_library_make_room(struct butler_library *library, uint64_t bytes)
 {
     struct butler_library_file *files;
@@ -248,17 +286,26 @@ bool butler_library_make_room(struct butler_library *library, uint64_t bytes)
         return true;
     const int n = butler_library_files(library, NULL, true, &files, NULL);
     const int64_t since = in_use_since(library);
+    int *parents = malloc((2 * (size_t)BUTLER_MAX(n, 0) + 1) * sizeof *parents), *n_children = parents ? parents + n : NULL;
     if (n > 0)
         qsort(files, (size_t)n, sizeof *files, by_use);
     library->bytes = 0;
     for (int i = 0; i < n; i++)
         library->bytes += files[i].bytes;
-    for (int i = 0; i < n && library->bytes + bytes > library->max_bytes && files[i].used_ns < since; i++) {
-        char *path = butler_library_path(library, files[i].kind, files[i].name);
-        if (path)
-            butler_library_unlink(library, path, files[i].bytes);
-        free(path);
-    }
+    /* Ends of texts go first: behind a block that is gone nothing can be used. */
+    for (int i = 0; i < n && parents && (i > 0 || find_parents(files, n, parents, n_children)); i++)
+        for (int at = i; at >= 0 && at <= i && n_children[at] == 0 && files[at].used_ns < since &&
+                         library->bytes + bytes > library->max_bytes;) {
+            char *path = butler_library_path(library, files[at].kind, files[at].name);
+            if (path)
+                butler_library_unlink(library, path, files[at].bytes);
+            free(path);
+            n_children[at] = -1; /* gone */
+            at = parents[at];
+            if (at >= 0)
+                n_children[at]--;
+        }
+    free(parents);
     free(files);
     return library->bytes + bytes <= library->max_bytes;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/buffer.h"
 #include "engine/library.h"
@@ -249,6 +250,8 @@ int butler_library_remove(struct butler_library *library, const char *id, struct
     int n = 0;
     if (BUTLER_IS_NULL(library, err))
         return BUTLER_ERROR_ARGUMENT;
+    if (id && !*id)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: which text is to be removed? The id is empty", library->folder);
     const int code = forest_make_all(library, &forest, err);
     if (code < 0)
         return code;
@@ -287,13 +290,14 @@ static int remove_behind(struct butler_library *library, const struct butler_lib
     struct butler_block_file block;
     if (!butler_library_open_block(library, file, &block))
         return 0;
-    const bool behind = block.header.first > 0;
-    if (behind) {
+    bool gone = false;
+    if (block.header.first > 0) {
         butler_library_say(library, "%s: what stands before it is gone; it is removed", block.path);
         butler_library_unlink(library, block.path, block.bytes);
+        gone = access(block.path, F_OK) != 0;
     }
     butler_block_close(&block);
-    return behind;
+    return gone;
 }
 
 /* Removes what cannot be reached any more: each round takes the files behind what the one before took. */
@@ -349,8 +353,8 @@ static int copy_block(struct butler_library *library, const struct butler_librar
     int code = path && folder ? 0 : butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a name", to->folder);
     if (code == 0 && mkdir(folder, 0700) != 0 && errno != EEXIST)
         code = butler_fail(err, BUTLER_ERROR_IO, "%s: %s", folder, strerror(errno));
-    if (code == 0 && !butler_library_make_room(to, block.bytes))
-        code = butler_fail(err, BUTLER_ERROR_LENGTH, "%s: full: it may have %llu bytes", to->folder,
+    if (code == 0 && to->bytes + block.bytes > to->max_bytes) /* no other text goes for it */
+        code = butler_fail(err, BUTLER_ERROR_LENGTH, "%s: full: it may have %llu bytes (--cache-size)", to->folder,
                            (unsigned long long)to->max_bytes);
     if (code == 0 && !butler_library_reserve(to, (size_t)header.chunk_bytes, err))
         code = BUTLER_ERROR_MEMORY;

@@ -4,6 +4,7 @@
 #ifndef BUTLER_PAGES_H
 #define BUTLER_PAGES_H
 
+#include "base/disk.h"
 #include "base/util.h"
 
 enum {
@@ -23,6 +24,18 @@ struct butler_places {
     size_t frame_bytes;
     uint32_t pieces, tokens;
 };
+
+/* The pieces of an extent of so many bytes where not all of them are in memory: as few tokens each as blocks of a disk hold without
+ * much waste. *frame_bytes: memory of one. */
+static inline uint32_t butler_extent_pieces(size_t extent_bytes, size_t *frame_bytes)
+{
+    for (uint32_t n = BUTLER_EXTENT;; n /= 2) {
+        const size_t piece = extent_bytes / n;
+        *frame_bytes = BUTLER_CEIL_DIV(piece, (size_t)BUTLER_DISK_ALIGN) * BUTLER_DISK_ALIGN;
+        if (n == 1 || *frame_bytes - piece <= piece / 4)
+            return n;
+    }
+}
 
 /* A file of the library whose rows a pool shall have without their being copied: of each KV head of a layer ("chunk") some bytes,
  * and their XXH3-64. */

@@ -77,16 +77,24 @@ static int shape_predictor(struct butler_session *session, struct butler_error *
 }
 
 /* Prompts read a whole layer. */
-static int check_resident(const struct butler_engine *engine, enum butler_kv_type type, int n_ctx, struct butler_error *err)
+/* What an operation reads must be resident together: a layer, and what the metric looks at of earlier ones, of a plug-in all of
+ * them. */
+static int check_resident(const struct butler_engine *engine, const struct butler_policy *policy, enum butler_kv_type type,
+                          int n_ctx, struct butler_error *err)
 {
     const struct butler_hparams *hp = &engine->model->hp;
+    const struct butler_metric *metric = policy->metric;
+    const int n_layers = !metric || !metric->earlier_layers ? 1 : metric->abi != 0 ? hp->n_layers : BUTLER_MIN(3, hp->n_layers);
+    size_t frame_bytes;
+    const uint32_t pieces = butler_extent_pieces(butler_kv_extent_bytes(type, hp->head_dim), &frame_bytes);
     const uint64_t n_extents = (uint64_t)BUTLER_CEIL_DIV(n_ctx, BUTLER_EXTENT_TOKENS) * (uint64_t)hp->n_kv_heads,
-                   bytes = n_extents * butler_kv_extent_bytes(type, hp->head_dim);
+                   bytes = n_extents * pieces * frame_bytes * (uint64_t)n_layers;
     if (engine->kv_ram == 0 || bytes <= engine->kv_ram)
         return 0;
     return butler_fail(err, BUTLER_ERROR_ARGUMENT,
-                       "--kv-ram: %llu bytes of keys and values in memory are too few: a layer of a context of %d has %llu",
-                       (unsigned long long)engine->kv_ram, n_ctx, (unsigned long long)bytes);
+                       "--kv-ram: %llu bytes of keys and values in memory are too few: with a context of %d %s %llu",
+                       (unsigned long long)engine->kv_ram, n_ctx,
+                       n_layers == 1 ? "a layer takes" : "the layers that scores read take", (unsigned long long)bytes);
 }
 
 static int check_shape(const struct butler_model *model, int n_ctx, struct butler_error *err)
@@ -117,7 +125,7 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
     else if (policy->prompt > 0 && !engine->backend->attend_sparse)
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: prompt=%g: this device reads prompts densely%s", policy->name, policy->prompt,
                     engine->backend->alloc_extents ? ", as do all whose KV pages lie on a disk" : "");
-    else if (check_shape(model, n_ctx, err) == 0 && check_resident(engine, params->kv_type, n_ctx, err) == 0 &&
+    else if (check_shape(model, n_ctx, err) == 0 && check_resident(engine, policy, params->kv_type, n_ctx, err) == 0 &&
              (pages = butler_engine_pages(engine, params->kv_type, hp->head_dim, true, err)) != NULL)
         session = butler_alloc(sizeof *session, err);
     if (!session)
