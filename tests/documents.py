@@ -26,7 +26,9 @@ def odt(body):
     return zipped({"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": content})
 
 
-def epub(*pages, names=None):
+def epub(*pages, names=None, members=None):
+    """names: as the list of parts has them; members: where they lie in the archive."""
+    places = members
     names = names or [f"part{i}.xhtml" for i in range(len(pages))]
     items = "".join(f'<item id="p{i}" href="{name.replace(" ", "%20")}" media-type="application/xhtml+xml"/>' for i, name in enumerate(names))
     spine = "".join(f'<itemref idref="p{i}"/>' for i in range(len(pages)))
@@ -34,7 +36,7 @@ def epub(*pages, names=None):
                "META-INF/container.xml": '<container><rootfiles><rootfile full-path="OEBPS/book.opf"/></rootfiles></container>',
                "OEBPS/book.opf": f"<package><manifest>{items}</manifest><spine>{spine}</spine></package>"}
     # In the archive the pages lie in another order than they are read in.
-    members.update({f"OEBPS/{name}": page for name, page in reversed(list(zip(names, pages)))})
+    members.update({name: page for name, page in reversed(list(zip(places or [f"OEBPS/{name}" for name in names], pages)))})
     return zipped(members)
 
 

@@ -293,6 +293,34 @@ def test_undo_and_regen(policy, tmp_path):
     assert commands("Hello", "/undo", "Again", args=kind).stdout == commands("Hello", args=kind).stdout + commands("Again", args=kind).stdout
 
 
+def test_a_policy_that_cannot_begin_changes_nothing(tmp_path):
+    """A device or --kv-ram refuses it only when a session is made: the conversation goes on."""
+    result = butler("chat", "-m", GQA, "--no-cache", "--kv-ram", "16M", "--temp", "0", "-n", "4",
+                    input="Hello\n/policy quest:bounds=deviation,prompt=64\n/policy\nAgain\n/save out.json\n", cwd=tmp_path)
+    assert "reads prompts densely" in result.stderr and "the policy is full" in result.stderr
+    assert [m["role"] for m in json.loads((tmp_path / "out.json").read_text())["messages"]] == ["user", "assistant"] * 2
+
+
+def test_undo_keeps_what_was_loaded(tmp_path):
+    messages = [{"role": "system", "content": "Loaded."}, {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "in.json").write_text(json.dumps({"messages": messages}))
+    butler("chat", "-m", GQA, "--no-cache", "--temp", "0", "-n", "2", input="/load in.json\n/undo\nNew\n/save out.json\n", cwd=tmp_path)
+    saved = json.loads((tmp_path / "out.json").read_text())["messages"]
+    assert saved[0] == messages[0] and [m["role"] for m in saved[1:]] == ["user", "assistant"]
+
+
+def test_files_that_may_have_no_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    said = butler("chat", "-m", GQA, "--no-cache", "-n", "1", input="/file -\n/load pipe\n/file pipe\nHello\n", cwd=tmp_path).stderr
+    assert said.count("no regular file") == 3
+
+
+def test_forgotten_documents_are_in_no_receipt(tmp_path):
+    (tmp_path / "a.txt").write_text("The dog ran home.\n")
+    said = butler("chat", "-m", GQA, "--no-cache", "--temp", "0", "-n", "4", "-f", "a.txt", input="Who?\n/clear\nWho?\n", cwd=tmp_path).stderr
+    assert said.count("most attention:") == 1
+
+
 def test_policy_changes(tmp_path):
     path = tmp_path / "c.json"
     hello = commands("Hello", f"/save {path}").stdout

@@ -135,6 +135,9 @@ def test_docx(tmp_path):
     path.write_bytes(documents.docx(paragraph("Zo\u00eb &amp; I") + "<w:p/>" + f"<w:tbl><w:tr>{cells}</w:tr></w:tbl>"
                                     "<w:p><w:r><w:t>x</w:t><w:tab/><w:t>y</w:t><w:br/><w:delText>gone</w:delText><w:t>z</w:t></w:r></w:p>"))
     becomes(path, "Zo\u00eb & I\n\na \tb\nx\ty\nz\n", "docx")
+    moved = "<w:moveFrom><w:r><w:t>there</w:t></w:r></w:moveFrom><w:moveTo><w:r><w:t>here</w:t></w:r></w:moveTo>"
+    path.write_bytes(documents.docx(f"<w:p><w:r><w:t>555</w:t><w:noBreakHyphen/><w:t>1234</w:t><w:cr/><w:t>next</w:t></w:r>{moved}</w:p>"))
+    becomes(path, "555-1234\nnexthere\n", "docx")
 
 
 @libarchive
@@ -153,6 +156,18 @@ def test_epub(tmp_path):
     path.write_bytes(documents.epub("<html><body><h1>One</h1><p>\u00e9</p></body></html>", "<html><body><p>Two&nbsp;x</p></body></html>",
                                     names=["z 1.xhtml", "a.xhtml"]))
     becomes(path, "One\n\n\u00e9\n\nTwo\u00a0x\n\n", "EPUB of 2 parts")
+    pages = ("<p>One</p>", "<p>Two</p>", "<p>Three</p>")
+    path.write_bytes(documents.epub(*pages, names=["./a.xhtml", "../text/b.xhtml", "c.xhtml#top"], members=["OEBPS/a.xhtml", "text/b.xhtml", "OEBPS/c.xhtml"]))
+    becomes(path, "One\n\nTwo\n\nThree\n\n", "EPUB of 3 parts")
+    path.write_bytes(documents.epub(*pages, names=["a.xhtml", "b.xhtml", "c.xhtml"], members=["OEBPS/a.xhtml", "elsewhere", "OEBPS/c.xhtml"]))
+    becomes(path, "One\n\nThree\n\n", "EPUB of 2 parts; 1 more are missing")
+
+
+@pytest.mark.parametrize("text", ["GGUF is a format.\n", "RIFF, ID3 and OggS are others.\n", "A page that quotes %PDF-1.4 in a sentence.\n", "BZh was here.\n"])
+def test_texts_that_begin_like_other_files(text, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    becomes(path, text)
 
 
 @poppler

@@ -118,11 +118,11 @@ static int follow_gate(struct chat *chat, int n, bool *changed)
     const char *policy = cmd_auto_policy(automatic, n);
     if (strcmp(policy, chat->policy) == 0)
         return CMD_DONE;
-    cmd_say(chat->options, "--kv auto: %s from here on; /policy full reads everything", policy);
-    free(chat->policy);
-    chat->policy = cmd_copy(policy);
-    *changed = true;
-    return chat_new_session(chat);
+    const int status = chat_change_policy(chat, policy);
+    *changed = status == CMD_DONE;
+    if (*changed)
+        cmd_say(chat->options, "--kv auto: %s from here on; /policy full reads everything", policy);
+    return status;
 }
 
 /* Runs what is new in the text as a prompt. *fits: the context had space for it. */
@@ -200,13 +200,32 @@ static int take_turn(struct chat *chat, const char *user)
 int chat_new_session(struct chat *chat)
 {
     int status = CMD_DONE;
+    struct butler_session *session = cmd_session_new(chat->options, chat->engine, chat->policy, chat->options->n_ctx, &status);
+    session = cmd_add_steps(chat->options, session, &status);
+    if (status != CMD_DONE) {
+        butler_session_free(session);
+        return status;
+    }
     butler_session_free(chat->session);
+    chat->session = session;
     chat->held.n = 0;
     chat->ids.n = 0;
-    chat->session = cmd_session_new(chat->options, chat->engine, chat->policy, chat->options->n_ctx, &status);
-    chat->session = cmd_add_steps(chat->options, chat->session, &status);
     cmd_library_use(chat->options, chat->library, chat->session);
-    return status;
+    return CMD_DONE;
+}
+
+int chat_change_policy(struct chat *chat, const char *policy)
+{
+    char *before = chat->policy;
+    chat->policy = cmd_copy(policy);
+    const int status = chat_new_session(chat);
+    if (status != CMD_DONE) {
+        free(chat->policy);
+        chat->policy = before;
+        return status;
+    }
+    free(before);
+    return CMD_DONE;
 }
 
 static int converse(struct chat *chat)

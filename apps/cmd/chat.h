@@ -27,8 +27,11 @@ struct chat {
 void chat_add_message(struct chat *chat, const char *role, const char *content, size_t n);
 /* Forgets the messages from the n-th on. */
 void chat_drop_messages(struct chat *chat, size_t n);
-/* An empty session under the policy: the messages are read again by the next turn. CMD_DONE or the exit status. */
+/* An empty session under the policy: the messages are read again by the next turn. CMD_DONE or the exit status, and the old one
+ * stays. */
 int chat_new_session(struct chat *chat);
+/* The same under another policy. */
+int chat_change_policy(struct chat *chat, const char *policy);
 /* Reads what is new of the conversation, which ends with a user's message, and adds the answer to it. Where that is not possible
  * (no space in the context, Ctrl-C while it is read) nothing is added, after a message. CMD_DONE or the exit status. */
 int chat_answer(struct chat *chat);

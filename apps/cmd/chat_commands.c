@@ -1,6 +1,7 @@
 /* The commands of chat: lines that begin with a slash. What is wrong with one is a message, and the conversation goes on. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/util.h"
 #include "cmd/chat.h"
@@ -13,9 +14,21 @@ static int help(struct chat *chat, const char *argument)
     return CMD_DONE;
 }
 
+/* Of a pipe or a device there may be no end, and standard input is the conversation. Where there is nothing, opening it says so. */
+static bool is_file(const struct chat *chat, const char *path)
+{
+    struct stat st;
+    if (strcmp(path, "-") != 0 && (stat(path, &st) != 0 || S_ISREG(st.st_mode)))
+        return true;
+    cmd_say(chat->options, "%s: no regular file", path);
+    return false;
+}
+
 static int file(struct chat *chat, const char *path)
 {
     const size_t before = chat->documents.n;
+    if (!is_file(chat, path))
+        return CMD_DONE;
     if (cmd_document_append(chat->options, path, &chat->documents, &chat->sources) == CMD_DONE)
         cmd_say(chat->options, "%s: %zu bytes stand before the next turn", path, chat->documents.n - before);
     return CMD_DONE;
@@ -82,6 +95,8 @@ static bool takes_a_turn(struct chat *chat, const char *path)
 static int load(struct chat *chat, const char *path)
 {
     json_error_t error;
+    if (!is_file(chat, path))
+        return CMD_DONE;
     json_t *all = json_load_file(path, 0, &error), *messages = json_object_get(all, "messages"), *message;
     size_t i, n = json_array_size(messages), n_good = 0;
     if (!all) {
@@ -144,7 +159,8 @@ static int undo(struct chat *chat, const char *argument)
         n--;
     cmd_say(chat->options, "taken back: %.*s%s", n, content, content[n] ? "..." : "");
     chat_drop_messages(chat, turn);
-    if (chat->n_messages == 1 && strcmp(chat->messages[0].role, "system") == 0)
+    if (chat->n_messages == 1 && strcmp(chat->messages[0].role, "system") == 0 && chat->options->system &&
+        strcmp(chat->messages[0].content, chat->options->system) == 0)
         chat_drop_messages(chat, 0); /* the first turn adds it again */
     return CMD_DONE;
 }
@@ -172,9 +188,13 @@ static int regen(struct chat *chat, const char *argument)
 static int clear(struct chat *chat, const char *argument)
 {
     (void)argument;
-    chat_drop_messages(chat, 0);
-    chat->documents.n = 0;
-    return chat_new_session(chat);
+    const int status = chat_new_session(chat);
+    if (status == CMD_DONE) {
+        chat_drop_messages(chat, 0);
+        chat->documents.n = 0;
+        cmd_sources_free(&chat->sources);
+    }
+    return status;
 }
 
 /* -------------------------------------------------------------------------------------------------- policy */
@@ -191,11 +211,11 @@ static int policy(struct chat *chat, const char *argument)
         cmd_say(chat->options, "/policy: %s", err.message);
         return CMD_DONE;
     }
-    free(chat->policy);
-    chat->policy = cmd_copy(argument);
+    if (chat_change_policy(chat, argument) != CMD_DONE)
+        return CMD_DONE; /* which said why */
     chat->chosen = true;
     cmd_say(chat->options, "the policy is %s; the next turn reads the conversation again", chat->policy);
-    return chat_new_session(chat);
+    return CMD_DONE;
 }
 
 static int leave(struct chat *chat, const char *argument)

@@ -113,7 +113,7 @@ struct book {
     const struct member *package; /* the list of its parts */
     char wanted[256];             /* id of the part that is looked for */
     char folder[256];             /* of the package, with a slash; paths in it begin there */
-    int n_parts;
+    int n_parts, n_missing;       /* missing: the list names a file that the archive does not have */
 };
 
 static bool note_package(void *user, const char *const *values)
@@ -132,16 +132,35 @@ static int digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* The path that a part has in the archive: %20 in it is a blank. */
+/* Takes "." and ".." out of a path, within the archive. */
+static void resolve(char *path)
+{
+    char *out = path;
+    for (const char *at = path; *at;) {
+        const size_t n = strcspn(at, "/"), whole = n + (at[n] == '/');
+        if (n == 2 && memcmp(at, "..", 2) == 0) {
+            for (out -= out > path; out > path && out[-1] != '/';)
+                out--;
+        } else if (!(n == 0 || (n == 1 && *at == '.'))) {
+            memmove(out, at, whole);
+            out += whole;
+        }
+        at += whole;
+    }
+    *out = '\0';
+}
+
+/* The path that a part has in the archive: %20 in it is a blank, and what stands behind # is a place in it. */
 static void part_path(const struct book *book, const char *href, char *path, size_t n_path)
 {
-    size_t used = (size_t)snprintf(path, n_path, "%s", book->folder);
-    for (; *href && used + 1 < n_path; href++) {
+    size_t used = (size_t)snprintf(path, n_path, "%s", *href == '/' ? "" : book->folder);
+    for (; *href && *href != '#' && used + 1 < n_path; href++) {
         const bool escaped = *href == '%' && digit(href[1]) >= 0 && digit(href[2]) >= 0;
         path[used++] = escaped ? (char)(digit(href[1]) * 16 + digit(href[2])) : *href;
         href += escaped ? 2 : 0;
     }
     path[used] = '\0';
+    resolve(path);
 }
 
 /* An item of the manifest: id, href. The text of the one that is wanted is appended. */
@@ -153,8 +172,10 @@ static bool put_part(void *user, const char *const *values)
         return true;
     part_path(book, values[1], path, sizeof path);
     const struct member *part = find(book->members, path);
-    if (!part)
+    if (!part) {
+        book->n_missing++;
         return true;
+    }
     book->n_parts++;
     return document_put_html(part->bytes, part->n, "UTF-8", book->result) && document_end_line(book->result) &&
            document_put(book->result, "\n", 1);
@@ -185,7 +206,8 @@ static bool put_book(const struct members *members, struct document_result *resu
         return document_fail(result, "is a damaged e-book: the list of its parts is missing");
     if (!document_each_element(book.package->bytes, book.package->n, "itemref", idref, 1, read_part, &book, result))
         return false;
-    snprintf(result->what, sizeof result->what, "EPUB of %d parts", book.n_parts);
+    snprintf(result->what, sizeof result->what, book.n_missing ? "EPUB of %d parts; %d more are missing in it" : "EPUB of %d parts",
+             book.n_parts, book.n_missing);
     return true;
 }
 

@@ -65,15 +65,16 @@ void document_result_free(struct document_result *result)
 
 /* ------------------------------------------------------------------------------------------------------ kind */
 
-/* Formats without text, or whose text other programs make. */
+/* Formats without text, or whose text other programs make. The first N_TEXTS are written in letters. */
+enum { N_TEXTS = 2 };
 static const struct signature {
     const char *bytes;
     size_t n, at;
     const char *name, *package;
 } signatures[] = {
-    {"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", 8, 0, "an old or encrypted Microsoft Office file", "catdoc"},
     {"{\\rtf", 5, 0, "RTF", "unrtf"},
     {"%!PS", 4, 0, "PostScript", "ghostscript"},
+    {"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", 8, 0, "an old or encrypted Microsoft Office file", "catdoc"},
     {"AT&TFORM", 8, 0, "DjVu", "djvulibre-bin"},
     {"BOOKMOBI", 8, 60, "a Mobipocket or Kindle book", "calibre"},
     {"\x89PNG\r\n\x1a\n", 8, 0, "a PNG picture", "tesseract-ocr"},
@@ -144,17 +145,37 @@ static bool is_html(const unsigned char *bytes, size_t n)
     return false;
 }
 
+/* Whether a beginning is plain text: a log that begins with the letters of a signature is no file of that kind. */
+static bool is_plain(const unsigned char *bytes, size_t n)
+{
+    enum { SAMPLE = 512 };
+    for (size_t i = 0; i < BUTLER_MIN(n, SAMPLE); i++)
+        if (bytes[i] >= 0x7f || (bytes[i] < ' ' && !strchr("\t\n\f\r", bytes[i])))
+            return false;
+    return n > 0;
+}
+
+/* Whether PDF's mark begins a line, as it does behind what some programs put before it. */
+static bool has_pdf_mark(const unsigned char *bytes, size_t n)
+{
+    for (const unsigned char *at = bytes; (at = memmem(at, n - (size_t)(at - bytes), "%PDF-", 5)); at++)
+        if (at == bytes || at[-1] == '\n' || at[-1] == '\r' || !is_plain(bytes, (size_t)(at - bytes)))
+            return true;
+    return false;
+}
+
 enum document_kind document_kind_of(const char *name, const unsigned char *bytes, size_t n)
 {
     enum { PDF_HEADER = 1024 }; /* readers of PDF look for its mark so far */
     const char *dot = strrchr(name, '.');
     const bool named_html =
         dot && (strcasecmp(dot, ".html") == 0 || strcasecmp(dot, ".htm") == 0 || strcasecmp(dot, ".xhtml") == 0);
-    if (memmem(bytes, BUTLER_MIN(n, PDF_HEADER), "%PDF-", 5))
+    if (has_pdf_mark(bytes, BUTLER_MIN(n, PDF_HEADER)))
         return DOCUMENT_PDF;
     if (n >= 4 && (memcmp(bytes, "PK\3\4", 4) == 0 || memcmp(bytes, "PK\5\6", 4) == 0))
         return DOCUMENT_ARCHIVE;
-    if (signature_of(bytes, n))
+    const struct signature *signature = signature_of(bytes, n);
+    if (signature && (signature - signatures < N_TEXTS || !is_plain(bytes, n)))
         return DOCUMENT_OTHER;
     return is_html(bytes, n) || (named_html && n > 0) ? DOCUMENT_HTML : DOCUMENT_TEXT;
 }

@@ -190,6 +190,7 @@ struct words {
     const char *text[2];       /* elements whose text counts */
     const char *paragraphs[2]; /* end a line */
     const char *tab, *line_break, *space, *cell, *row;
+    const char *return_mark, *hyphen; /* another line break; a hyphen at which no line ends */
     const char *left_out[3];
 };
 
@@ -237,8 +238,10 @@ static bool open_element(struct office *office, xmlTextReader *reader, const cha
         office->n_cells++;
     if (is(name, words->tab))
         return document_put(office->result, "\t", 1);
-    if (is(name, words->line_break))
+    if (is(name, words->line_break) || is(name, words->return_mark))
         return document_put(office->result, "\n", 1);
+    if (is(name, words->hyphen))
+        return document_put(office->result, "-", 1);
     return is(name, words->space) ? put_spaces(office, reader) : true;
 }
 
@@ -284,9 +287,11 @@ bool document_put_docx(const char *bytes, size_t n, struct document_result *resu
                                        .paragraphs = {"p"},
                                        .tab = "tab",
                                        .line_break = "br",
+                                       .return_mark = "cr",
+                                       .hyphen = "noBreakHyphen",
                                        .cell = "tc",
                                        .row = "tr",
-                                       .left_out = {"pPr", "Fallback"}};
+                                       .left_out = {"pPr", "Fallback", "moveFrom"}};
     struct office office = {.words = &words, .result = result};
     return each_node(bytes, n, visit_office, &office, result);
 }

@@ -179,8 +179,9 @@ static void say_passage(const struct cmd_options *options, const struct passage 
             beginning, passage->end - passage->at > n ? "..." : "");
 }
 
-static void say_passages(const struct cmd_options *options, const struct butler_model *model, const struct cmd_integers *ids,
-                         const double *attention, const struct cmd_sources *sources)
+/* The passages of the sources, those with most attention first; sum is 0 where none stands in the text. items are to be freed. */
+static struct passages find_passages(const struct butler_model *model, const struct cmd_integers *ids, const double *attention,
+                                     const struct cmd_sources *sources)
 {
     struct passages passages = {.items = cmd_alloc(count_lines(sources) + 1, sizeof *passages.items)};
     struct butler_buffer text = {0};
@@ -190,11 +191,9 @@ static void say_passages(const struct cmd_options *options, const struct butler_
         add_passages(&passages, &sources->items[i]);
     weigh(&passages, sources, &text, starts, ids->n, attention);
     qsort(passages.items, (size_t)passages.n, sizeof *passages.items, by_attention);
-    for (int i = 0; i < passages.n && i < N_SHOWN && passages.items[i].attention * LEAST_SHARE > passages.sum; i++)
-        say_passage(options, &passages.items[i], passages.items[i].attention / passages.sum);
-    free(passages.items);
     free(starts);
     butler_buffer_free(&text);
+    return passages;
 }
 
 void cmd_receipt_say(const struct cmd_options *options, const struct butler_model *model, const struct butler_session *session,
@@ -212,9 +211,12 @@ void cmd_receipt_say(const struct cmd_options *options, const struct butler_mode
     if (receipt.prompt_evicted + receipt.step_evicted > 0)
         snprintf(lost, sizeof lost, "; those that were dropped had %.1f %% of it when the prompt was cut",
                  100 * receipt.prompt_evicted);
+    struct passages passages = find_passages(model, ids, attention, sources);
     cmd_say(options, "%s%s (%d step%s compared)%s", part, lost, receipt.n_steps, receipt.n_steps == 1 ? "" : "s",
-            sources->n > 0 ? "; most attention:" : "");
-    say_passages(options, model, ids, attention, sources);
+            passages.sum > 0 ? "; most attention:" : "");
+    for (int i = 0; i < passages.n && i < N_SHOWN && passages.items[i].attention * LEAST_SHARE > passages.sum; i++)
+        say_passage(options, &passages.items[i], passages.items[i].attention / passages.sum);
+    free(passages.items);
 done:
     free(attention);
 }
