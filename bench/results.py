@@ -61,6 +61,8 @@ DRAWN = {"oracle": ("#000", "2 3"), FIER: ("#0072b2", ""), "fier:levels=means": 
          "scissorhands": ("#7f7f3f", "6 3"), "streaming": ("#56b4e9", "6 3"), "knorm": ("#444", "6 3"), "random": ("#aaa", "2 3")}  # colour, dashes
 PASS_KEYS, LONG_KEYS = [(KEY_10K, budget) for budget in (32, 64, 128, 512, 0.11)], [(MULTIKEY_16K, 2048), (MULTIKEY_30K, 2048)]
 QWEN_TABLE = [(BOOK, 0.11), (BOOK, 0.25), (KEY, 64), (KEY, 0.11), (MULTIKEY, 128), (MULTIKEY, 0.11), (NAMED, 0.11), (NAMED, 0.5)]
+QWEN_SHORT, QWEN_SHORT_POLICIES = [(PPL, 0.25), (PPL, HALF), (QUESTIONS, 0.2)], [
+    "full", "oracle", QUEST, H2O, VATP, "h2o:sinks=20", "h2o:heavy=1", "h2o:heavy=0", "scissorhands", "scissorhands+vatp", "streaming", BUTLER2]
 PAGE_TASKS, PAGE_SIZES = [(SPEED, None), (MULTIKEY, None), (BOOK, None), (FOUND, None)], [
     ("full", None), *((f"tinyserve:page={page}", 0.11) for page in (4, 8, 16, 32, 64))]
 AGREEING, AGREEING_POLICIES = [(task, 0.11) for task in (AGREEMENT, KL, BOOK, MULTIKEY)], ["full", "fier:levels=means", "tinyserve", "streaming"]
@@ -422,6 +424,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE), "large": table(models[LARGE], LARGE_TABLE, [(name, None) for name in LARGE_POLICIES]),
               "page sizes": table(models[QWEN] | beside_dense(models[QWEN]), PAGE_TASKS, PAGE_SIZES),
               "agreement": table(models[QWEN] | beside_dense(models[QWEN]), AGREEING, [(name, None) for name in AGREEING_POLICIES]),
+              "qwen short": table(found[MODEL_NAMES[QWEN]], QWEN_SHORT, [(name, None) for name in QWEN_SHORT_POLICIES]),
               "one text": table(models[QWEN], ONE_TEXT), "pass keys": table(models[QWEN], PASS_KEYS), "long keys": table(models[QWEN], LONG_KEYS),
               "values": table(models[QWEN], VALUES_TASKS, [(name, None) for name in VALUES]),
               "speed": table(models[QWEN] | {(SPEED_LARGE, *key[1:]): row for key, row in models[LARGE].items() if key[0] == SPEED},
