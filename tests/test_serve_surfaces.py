@@ -302,6 +302,7 @@ def test_roles_of_openai(server):
     def prompt(*messages):
         return server.post("/apply-template", {"messages": list(messages)})["prompt"]
     assert prompt({**CHAT[0], "role": "developer"}, *CHAT[1:]) == prompt(*CHAT)
+    assert prompt(*CHAT, {"role": "function", "name": "f", "content": "1"}) == prompt(*CHAT, {"role": "tool", "tool_call_id": "a", "content": "1"})
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
     error = server.post("/apply-template", {"messages": [*CHAT, call]}, expect=400)["error"]
     assert "results of tools" in error["message"]

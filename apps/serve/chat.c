@@ -68,11 +68,12 @@ static void append_plain(struct butler_chat_text *text, const char *bytes)
     *text = grown;
 }
 
-/* OpenAI's later names: a template that does not know "developer" or "function" would leave such a message out. */
+/* OpenAI's other names for the system and for tools: a template that does not know them would leave such a message out. */
 static const char *role_for(const struct serve_api *api, const char *role)
 {
-    const bool known = strstr(serve_chat_template(api), role) != NULL;
-    return known ? role : strcmp(role, "developer") == 0 ? "system" : strcmp(role, "function") == 0 ? "tool" : role;
+    if (strcmp(role, "developer") == 0)
+        return strstr(serve_chat_template(api), role) ? role : "system";
+    return strcmp(role, "function") == 0 ? "tool" : role;
 }
 
 /* Reasoning that a surface gave in pieces (serve_add_reasoning), as one text. */
