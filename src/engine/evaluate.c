@@ -47,7 +47,8 @@ int butler_session_set_budget(struct butler_session *session, int n_tokens, stru
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s has no budget in tokens", policy->name);
     if (n_tokens < 1)
         return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a budget of %d tokens: it must be at least 1", n_tokens);
-    struct butler_policy last = *policy, next = *policy;
+    const struct butler_policy last = *policy;
+    struct butler_policy next = *policy;
     next.budget_kind = BUTLER_BUDGET_COUNT;
     next.budget = n_tokens;
     /* The old budget covered the whole context, so that nothing was observed. */
@@ -58,6 +59,8 @@ int butler_session_set_budget(struct butler_session *session, int n_tokens, stru
         const int code = butler_policy_compile(&next, &session->shape, err);
         if (code < 0)
             return code;
+        if (last.plan.guided)
+            butler_plan_guide(&next.plan);
     }
     *policy = next;
     butler_session_follow_policy(session, &last);

@@ -41,8 +41,6 @@ static void copy_text(struct butler_session *to, const struct butler_session *fr
     to->sparse_end = from->sparse_end;
     to->evicted = from->evicted;
     to->has_logits = from->has_logits;
-    to->kv.fault.code = 0;
-    to->kv.lost = false;
     to->failed = false;
     to->stop = from->stop;
 }
@@ -64,6 +62,8 @@ int butler_session_copy(struct butler_session *to, struct butler_session *from, 
                            "a session of %s (%d tokens) cannot be copied into one of %s (%d tokens): policy, context, KV type and "
                            "seed must be the same",
                            from->policy.text, from->n_ctx, to->policy.text, to->n_ctx);
+    to->kv.fault.code = 0; /* of what it had */
+    to->kv.lost = false;
     for (int l = 0; l < from->kv.n_layers; l++)
         share_layer(&to->kv, &from->kv, l, true, true);
     if (from->predict)
