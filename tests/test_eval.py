@@ -463,25 +463,6 @@ def test_paired_differences(tmp_path):
     assert "its items are gone" in again.stderr and all("difference" not in json.loads(line) for line in again.stdout.splitlines())
 
 
-def test_what_differs_is_measured_again(tmp_path):
-    """Settings beyond any buffer, and the precision of prompts."""
-    path, long = tmp_path / "rows.jsonl", "x" * 600
-    common = ("eval", "ppl", "-m", GQA, "--data", TEXT, "--length", 64, "--limit", 1, "-o", path)
-    assert rows(*common) and not rows(*common) and rows(*common, "--prompt-precision", 16)
-    common = ("eval", "mc", "-m", GQA, "--data", ROOT / "tests" / "data" / "mc" / "bbh.jsonl", "--limit", 1, "-o", path)
-    for end in ("a", "b", "a, and what is behind a comma"):
-        assert f"before={long}{end},examples=" in rows(*common, "--set", f"before={long}{end}")[0]["config"]
-    assert not rows(*common, "--set", f"before={long}b")
-
-
-def test_texts_only(tmp_path):
-    path = tmp_path / "zero.txt"
-    path.write_bytes(TEXT.read_bytes()[:1000] + b"\0" + TEXT.read_bytes()[1000:])
-    refuses(FAILED, "eval", "ppl", "-m", GQA, "--data", path, "--length", 64, says=["zero.txt", "byte 1000"])
-    for task in ("recall", "drafts"):
-        refuses(USAGE, "eval", task, "-m", GQA, "--data", TEXT, "--length", 64, "--mode", "simulate", "--kv", "fier:budget=8", says=["--mode", task])
-
-
 # --------------------------------------------------------------------------------------------------- recall
 
 def recall(*args):

@@ -75,7 +75,8 @@ static void test_budgets(void **state)
     struct butler_session *late = begin("quest:budget=1.0,page=4,dense=0", 0, N_PROMPT); /* what it put off is made now */
     assert_int_equal(butler_session_set_budget(late, 32, NULL), 0);
     same_steps(late, begin("quest:budget=32,page=4,dense=0", 0, N_PROMPT), "in the middle of a text");
-    /* A budget that covers the whole context lets the metric rest: what is set before the text counts, what is set behind it comes too late. */
+    /* A budget that covers the whole context lets the metric rest: what is set before the text counts, what is set behind it comes
+     * too late. */
     static const char *const observing[] = {"h2o", "snapkv:window=8,recent=8", "tova", "scissorhands:window=16"};
     for (size_t i = 0; i < sizeof observing / sizeof *observing; i++) {
         char covers[80], small[80];

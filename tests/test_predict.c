@@ -398,7 +398,8 @@ static void test_ahead(void **state)
     free_engine(engine);
 }
 
-/* In the step that outgrows the budget later layers have no records yet: each selects by itself, as in a pass of several sessions. */
+/* In the step that outgrows the budget later layers have no records yet: each selects by itself, as in a pass of several sessions.
+ */
 static void test_outgrown_budgets(void **state)
 {
     static const char *const policies[] = {"tokenbutler2:budget=45,on_top=0,sinks=2,recent=2",
@@ -663,10 +664,9 @@ static void test_other_predictor(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pytorch),  cmocka_unit_test(test_window),          cmocka_unit_test(test_ahead),
-        cmocka_unit_test(test_outgrown_budgets),
-        cmocka_unit_test(test_stored),   cmocka_unit_test(test_earlier),         cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_other_predictor),
+        cmocka_unit_test(test_pytorch),          cmocka_unit_test(test_window),   cmocka_unit_test(test_ahead),
+        cmocka_unit_test(test_outgrown_budgets), cmocka_unit_test(test_stored),   cmocka_unit_test(test_earlier),
+        cmocka_unit_test(test_copies),           cmocka_unit_test(test_refusals), cmocka_unit_test(test_other_predictor),
     };
     return cmocka_run_group_tests(tests, NULL, tiny_clean);
 }

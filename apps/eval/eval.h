@@ -140,7 +140,7 @@ struct eval_params {
     int n_settings;
     enum butler_kv_type kv_type;
     int activation_bits; /* of the engine, 0: 8: named in rows */
-    int n_threads;      /* sequences at a time, each in an engine of one thread */
+    int n_threads;       /* sequences at a time, each in an engine of one thread */
     const char *output; /* rows are appended to this file, items to FILE.items, and what they have is not computed again; or NULL */
     const char *model_name;
     const struct eval_processes *processes; /* NULL: this one alone */
