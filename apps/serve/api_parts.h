@@ -170,8 +170,9 @@ json_t *serve_assistant_message(json_t *messages);
 void serve_add_call(json_t *messages, json_t *id, json_t *name, json_t *arguments);
 /* Appends the result of a call. content: a string or an array of text parts. */
 void serve_add_result(json_t *messages, json_t *id, json_t *content);
-/* Appends a piece of reasoning to that message; serve_read_chat joins them. */
+/* Appends a piece of reasoning to that message, which serve_read_chat joins. */
 void serve_add_reasoning(json_t *messages, const char *text);
+void serve_join_reasoning(json_t *message);
 
 /* Which calls an answer may have. */
 struct serve_tool_choice {
@@ -186,6 +187,7 @@ struct serve_chat {
     struct serve_tool_choice choice;
     json_t *variables; /* of the template, borrowed; or NULL */
     bool generation_prompt, one_call, no_reasoning;
+    bool begun; /* the last message is the beginning of the answer, the assistant's without calls: the template does not close it */
 };
 /* 0 or a negative status; freed in both cases. */
 int serve_read_chat(const struct serve_api *api, json_t *body, struct serve_chat *chat, struct serve_error *error);

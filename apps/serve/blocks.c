@@ -122,3 +122,15 @@ void serve_add_reasoning(json_t *messages, const char *text)
         json_object_set_new(message, "reasoning_content", pieces = json_array());
     json_array_append_new(pieces, json_string(text));
 }
+
+void serve_join_reasoning(json_t *message)
+{
+    json_t *pieces = json_object_get(message, "reasoning_content"), *piece;
+    struct butler_buffer text = {0};
+    size_t i;
+    if (!json_is_array(pieces))
+        return;
+    json_array_foreach(pieces, i, piece) serve_text_append(&text, json_string_value(piece), json_string_length(piece));
+    json_object_set_new(message, "reasoning_content", serve_text_json(&text));
+    butler_buffer_free(&text);
+}

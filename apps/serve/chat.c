@@ -76,19 +76,6 @@ static const char *role_for(const struct serve_api *api, const char *role)
     return strcmp(role, "function") == 0 ? "tool" : role;
 }
 
-/* Reasoning that a surface gave in pieces (serve_add_reasoning), as one text. */
-static void join_reasoning(json_t *message)
-{
-    json_t *pieces = json_object_get(message, "reasoning_content"), *piece;
-    struct butler_buffer text = {0};
-    size_t i;
-    if (!json_is_array(pieces))
-        return;
-    json_array_foreach(pieces, i, piece) serve_text_append(&text, json_string_value(piece), json_string_length(piece));
-    json_object_set_new(message, "reasoning_content", serve_text_json(&text));
-    butler_buffer_free(&text);
-}
-
 /* The messages with contents that are texts; NULL: *error. A new reference. */
 static json_t *read_messages(const struct serve_api *api, json_t *list, struct serve_error *error)
 {
@@ -106,7 +93,7 @@ static json_t *read_messages(const struct serve_api *api, json_t *list, struct s
         message = json_copy(message);
         json_array_append_new(messages, message);
         json_object_set_new(message, "role", json_string(role_for(api, role)));
-        join_reasoning(message);
+        serve_join_reasoning(message);
         if (!json_is_string(json_object_get(message, "content"))) {
             char *content = read_content(message, error);
             json_object_set_new(message, "content", content ? json_string(content) : json_null());
@@ -146,8 +133,8 @@ int serve_read_chat(const struct serve_api *api, json_t *body, struct serve_chat
     if (serve_read_tools(body, &chat->tools, &chat->choice, error) < 0 || !(list = read_messages(api, list, error)))
         return -error->status;
     const json_t *last = json_array_get(list, json_array_size(list) - 1);
-    if (json_array_size(json_object_get(last, "tool_calls")) > 0)
-        serve_fail(error, 400, "the last message has 'tool_calls': the results of tools must follow");
+    const char *role = json_string_value(json_object_get(last, "role"));
+    chat->begun = role && strcmp(role, "assistant") == 0 && json_array_size(json_object_get(last, "tool_calls")) == 0;
     chat->messages = serve_tool_messages(api, list, chat->tools);
     json_decref(list);
     read_options(body, chat, error);
@@ -174,8 +161,7 @@ int serve_render_chat(const struct serve_api *api, const struct serve_chat *chat
         messages[i] = (struct butler_chat_message){.role = json_string_value(json_object_get(message, "role")),
                                                    .content = json_string_value(json_object_get(message, "content"))};
     }
-    /* The assistant's last message is the beginning of the answer: the template does not close it. */
-    const bool begun = n > 0 && strcmp(messages[n - 1].role, "assistant") == 0;
+    const bool begun = chat->begun;
     const struct butler_chat_options options = {BUTLER_INIT(butler_chat_options),
                                                 .jinja = api->config.chat_template,
                                                 .add_generation_prompt = begun || chat->generation_prompt,
