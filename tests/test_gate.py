@@ -85,7 +85,7 @@ def test_without_flags(tmp_path):
     assert "too few for the perplexity at 16384; --data FILE" in said and [entry["length"] for entry in verdict["on"]] == [4096]
     policies = [c["policy"] for c in verdict["candidates"]]
     assert policies == ["fier:budget=1024,levels=means", "fier:budget=2048,levels=means", "quest:budget=1024", "quest:budget=2048",
-                        "tinyserve:budget=1024", "tinyserve:budget=2048", "tokenbutler2:budget=1024", "tokenbutler2:budget=2048"]
+                        "tinyserve:budget=1024", "tinyserve:budget=2048", "tokenbutler2:budget=1024,on_top=0,sinks=16,recent=64", "tokenbutler2:budget=1024", "tokenbutler2:budget=2048"]
     assert all("ppl" in c and "speed_up" in c for c in verdict["candidates"])
 
 

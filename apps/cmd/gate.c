@@ -25,7 +25,7 @@ static bool is_stopped(void *user)
     return interrupted;
 }
 
-/* Tried where --kv names none, at lengths of `from` tokens or more. The last two need a predictor. */
+/* Tried where --kv names none, at lengths of `from` tokens or more. The last three need a predictor. */
 static const struct {
     const char *policy;
     int from;
@@ -39,6 +39,7 @@ static const struct {
     {"tinyserve:budget=1024", 0},
     {"tinyserve:budget=2048", 0},
     {"tinyserve:budget=4096", 8192},
+    {"tokenbutler2:budget=1024,on_top=0,sinks=16,recent=64", 0},
     {"tokenbutler2:budget=1024", 0},
     {"tokenbutler2:budget=2048", 0},
 };
@@ -342,7 +343,7 @@ const struct cmd_command cmd_gate = {
     .details =
         "At each --length (4096 and, where --data has as many tokens, 16384, or as far as the model was trained) measures every\n"
         "--kv, each with its budget (fier with levels=means, quest and tinyserve with 1024, 2048 and, from 8192 tokens on, 4096;\n"
-        "tokenbutler2, with a predictor, with 1024 and 2048), beside dense attention: needles (--limit items of a set, 4),\n"
+        "tokenbutler2, with a predictor, with 1024, twice, and 2048), beside dense attention: needles (--limit items of a set, 4),\n"
         "perplexity of --data behind a dense prompt (long_text.txt, which has some 6,000 tokens), and speed.\n"
         "A policy passes if it finds no fewer needles than dense attention, raises perplexity by at most 0.5 %, and a step of it\n"
         "is faster here. The verdict is written beside the model, as MODEL.gate.json, what was measured as MODEL.gate.jsonl; -o\n"
