@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MODEL, GEMMA, QWEN, LARGE = "smollm2.gguf", "gemma3-270m.gguf", "qwen2.5-coder-0.5b.gguf", "qwen2.5-coder-1.5b.gguf"
 MODEL_NAMES = {LARGE: "Qwen 1.5B", QWEN: "Qwen 0.5B", MODEL: "SmolLM2"}  # of the claims, the first that was measured
-KEPT = "task subset model policy settings budget length limit seed config metric value ci n items difference kv_read found agreement kl date version commit fingerprint data".split()
+KEPT = "task subset model policy settings budget length limit seed config metric value ci n items difference kv_read found agreement kl compared date version commit fingerprint data".split()
 
 # A task is (task, subset, metric); a column of a table is (task, budget).
 PPL, NAMED, KEY, BOOK, NEWS, LONG_KEY, TOP_HALF, QUESTIONS, RULER_4K, RULER_8K, BOOLQ = (
@@ -213,7 +213,7 @@ def means(rows):
 
 def beside_dense(rows):
     """What steps over a book have in common with dense attention's, as rows."""
-    return {(task, *key[1:3], None): {**row, "value": row[task[2]], "ci": None, "difference": None}
+    return {(task, *key[1:3], None): {**row, "value": row[task[2]], "ci": None, "difference": None, "n": row["n"] if task == FOUND else row["compared"]}
             for task in BESIDE_DENSE for key, row in rows.items() if key[0] == BOOK and row.get(task[2]) is not None}
 
 
@@ -410,8 +410,13 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
                 continue  # it cuts prompts only, and there was none
             row["config"] = re.sub(r"=[^,]*/", "=", row.get("config", ""))  # files by their names
             rows = models.setdefault(row.get("model", MODEL), {})
-            if key_of(row) not in rows or row["n"] >= rows[key_of(row)]["n"]:
-                rows[key_of(row)] = row
+            if row.get("agreement") is not None:
+                row.setdefault("compared", row["n"])
+            before = rows.get(key_of(row), {"n": -1})
+            kept, other = (row, before) if row["n"] >= before["n"] else (before, row)
+            if kept.get("agreement") is None and other.get("agreement") is not None:  # fewer items were compared with dense attention
+                kept.update({name: other[name] for name in ("agreement", "kl", "compared")})
+            rows[key_of(row)] = kept
     for rows in models.values():
         for key in [key for key in rows if key[3] is None and rows.get((*key[:3], "full"), {"n": -1})["n"] >= rows[key]["n"]]:
             del rows[key]
