@@ -343,7 +343,8 @@ const struct cmd_command cmd_gate = {
     .details =
         "At each --length (4096 and, where --data has as many tokens, 16384, or as far as the model was trained) measures every\n"
         "--kv, each with its budget (fier with levels=means, quest and tinyserve with 1024, 2048 and, from 8192 tokens on, 4096;\n"
-        "tokenbutler2, with a predictor, with 1024, twice, and 2048), beside dense attention: needles (--limit items of a set, 4),\n"
+        "tokenbutler2, with a predictor, with 1024, twice, and 2048), beside dense attention: needles (--limit items of a set, "
+        "4),\n"
         "perplexity of --data behind a dense prompt (long_text.txt, which has some 6,000 tokens), and speed.\n"
         "A policy passes if it finds no fewer needles than dense attention, raises perplexity by at most 0.5 %, and a step of it\n"
         "is faster here. The verdict is written beside the model, as MODEL.gate.json, what was measured as MODEL.gate.jsonl; -o\n"
