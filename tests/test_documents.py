@@ -163,6 +163,13 @@ def test_epub(tmp_path):
     becomes(path, "One\n\nThree\n\n", "EPUB of 2 parts; 1 more are missing")
 
 
+def test_a_tar_archive_is_no_text(tmp_path):
+    """Its header is letters, digits and zeros."""
+    (tmp_path / "a.txt").write_text("Some words.\n" * 99)
+    subprocess.run(["tar", "-cf", "a.tar", "a.txt"], cwd=tmp_path, check=True)
+    assert "a tar archive" in converted(tmp_path / "a.tar")
+
+
 @pytest.mark.parametrize("text", ["GGUF is a format.\n", "RIFF, ID3 and OggS are others.\n", "A page that quotes %PDF-1.4 in a sentence.\n", "BZh was here.\n"])
 def test_texts_that_begin_like_other_files(text, tmp_path):
     path = tmp_path / "a.txt"

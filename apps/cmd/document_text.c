@@ -150,7 +150,7 @@ static bool is_plain(const unsigned char *bytes, size_t n)
 {
     enum { SAMPLE = 512 };
     for (size_t i = 0; i < BUTLER_MIN(n, SAMPLE); i++)
-        if (bytes[i] >= 0x7f || (bytes[i] < ' ' && !strchr("\t\n\f\r", bytes[i])))
+        if (bytes[i] >= 0x7f || (bytes[i] < ' ' && !memchr("\t\n\f\r", bytes[i], 4))) /* zero is none of them */
             return false;
     return n > 0;
 }
