@@ -65,7 +65,8 @@ typedef bool butler_library_entry_fn(void *user, const struct butler_library_ent
 
 /* All texts, the latest used first. Returns their number. */
 int butler_library_list(struct butler_library *library, butler_library_entry_fn *fn, void *user, struct butler_error *err);
-/* Removes the texts whose id begins with `id` (NULL: all), but what others share; returns their number. No text is an error. */
+/* Removes the text whose id begins with `id` (NULL: all), but what others share; returns the number of texts, more than one where
+ * models or KV types have the same tokens. No text is an error; so are several ids that begin so: then none is removed. */
 int butler_library_remove(struct butler_library *library, const char *id, struct butler_error *err);
 /* Compares every file with its checksums. Damaged ones, and those whose beginning is gone, are removed: a note each. How many. */
 int butler_library_verify(struct butler_library *library, struct butler_error *err);

@@ -13,7 +13,7 @@
 
 struct seen {
     int n;
-    struct butler_library_entry entries[8];
+    struct butler_library_entry entries[17];
 };
 
 static bool see(void *user, const struct butler_library_entry *entry)
@@ -81,6 +81,40 @@ static void test_entries(void **state)
     assert_int_equal(c.n_notes, 2);
     assert_int_equal(butler_library_remove(library, NULL, &err), 0);
     assert_int_equal(library->bytes, 0);
+    butler_library_free(library);
+    close_model(&c);
+}
+
+/* What several ids begin with names none of them: of 17 texts two have the same first digit. */
+static void test_beginning_of_several(void **state)
+{
+    struct context c;
+    struct butler_error err;
+    struct seen seen = {0};
+    int first[2] = {-1, -1};
+    (void)state;
+    open_model(&c, &models[0], 0);
+    struct butler_library *library = open_library(&c, 1 << 30);
+    for (int t = 0; t < 17; t++) {
+        struct butler_session *session = open_session(&c, "full", library, 0);
+        c.text[0] = 40 + t;
+        read_text(session, c.text, 300);
+        butler_session_free(session);
+    }
+    assert_int_equal(butler_library_list(library, see, &seen, &err), 17);
+    for (int i = 0; i < 17; i++)
+        for (int j = 0; j < i; j++)
+            if (seen.entries[i].id[0] == seen.entries[j].id[0])
+                first[0] = j, first[1] = i;
+    assert_true(first[0] >= 0);
+    char digit[2] = {seen.entries[first[0]].id[0]};
+    assert_int_equal(butler_library_remove(library, digit, &err), BUTLER_ERROR_ARGUMENT);
+    assert_non_null(strstr(err.message, "several"));
+    seen.n = 0;
+    assert_int_equal(butler_library_list(library, see, &seen, &err), 17);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(butler_library_remove(library, seen.entries[first[i]].id, &err), 1);
+    assert_int_equal(butler_library_remove(library, NULL, &err), 15);
     butler_library_free(library);
     close_model(&c);
 }
@@ -203,7 +237,7 @@ static void test_limit_with_states(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_entries), cmocka_unit_test(test_entries_with_states),
-                                       cmocka_unit_test(test_limit_with_states)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_entries), cmocka_unit_test(test_beginning_of_several),
+                                       cmocka_unit_test(test_entries_with_states), cmocka_unit_test(test_limit_with_states)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

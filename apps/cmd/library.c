@@ -160,7 +160,7 @@ const struct cmd_command cmd_library = {
         "list    the texts, the latest used first: id, tokens, bytes, last use, model, KV type, and how the text begins. Texts\n"
         "        that begin alike share files.\n"
         "info    the folder, its size and its limit.\n"
-        "remove  the texts whose ids begin so, or --all; what other texts share stays.\n"
+        "remove  the text whose id begins so, or --all; what other texts share stays.\n"
         "verify  reads all files and compares them with their checksums; removes what is damaged. Exit status 1 if something was.\n"
         "export  copies one text into another folder, which other machines with the same kernels can use (--cache).\n\n"
         "A text is kept for a model's file, a KV type and a set of kernels (--isa), whatever the policy; no other model uses it.\n"

@@ -247,11 +247,20 @@ struct place {
     int at;
 };
 
+int butler_library_by_id(const void *a, const void *b)
+{
+    const struct butler_library_file *x = a, *y = b;
+    const int kinds = strcmp(x->kind, y->kind);
+    if (kinds)
+        return kinds;
+    if (x->id.high != y->id.high)
+        return x->id.high < y->id.high ? -1 : 1;
+    return (x->id.low > y->id.low) - (x->id.low < y->id.low);
+}
+
 static int by_block(const void *a, const void *b)
 {
-    const struct butler_library_file *x = ((const struct place *)a)->file, *y = ((const struct place *)b)->file;
-    const int kinds = strcmp(x->kind, y->kind);
-    return kinds ? kinds : memcmp(&x->id, &y->id, sizeof x->id);
+    return butler_library_by_id(((const struct place *)a)->file, ((const struct place *)b)->file);
 }
 
 /* For each of files[n] the one that it stands behind, or -1, and how many stand behind it. false: no memory. */

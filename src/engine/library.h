@@ -58,6 +58,8 @@ struct butler_library_file {
     uint64_t bytes;
 };
 
+/* The order of two struct butler_library_file, for qsort and bsearch: by kind, then by id. */
+int butler_library_by_id(const void *a, const void *b);
 /* Tells the library's owner. */
 void butler_library_say(struct butler_library *library, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The blocks and states of one kind (NULL: of all), to be freed. Returns their number; where a folder cannot be read it has none.

@@ -26,17 +26,6 @@ struct forest {
     int n_owners;
 };
 
-static int by_id(const void *a, const void *b)
-{
-    const struct butler_library_file *x = a, *y = b;
-    const int kinds = strcmp(x->kind, y->kind);
-    if (kinds)
-        return kinds;
-    if (x->id.high != y->id.high)
-        return x->id.high < y->id.high ? -1 : 1;
-    return (x->id.low > y->id.low) - (x->id.low < y->id.low);
-}
-
 static void forest_free(struct forest *forest)
 {
     free(forest->files);
@@ -49,7 +38,7 @@ static const struct butler_library_file *block_of(const struct forest *forest, c
 {
     struct butler_library_file key = {.id = *id};
     snprintf(key.kind, sizeof key.kind, "%s", kind);
-    return forest->n > 0 ? bsearch(&key, forest->files, (size_t)forest->n, sizeof key, by_id) : NULL;
+    return forest->n > 0 ? bsearch(&key, forest->files, (size_t)forest->n, sizeof key, butler_library_by_id) : NULL;
 }
 
 static int forest_make(const struct butler_library *library, struct forest *forest, struct butler_error *err)
@@ -74,7 +63,7 @@ static int forest_make(const struct butler_library *library, struct forest *fore
     forest->n_children = forest->parents + n;
     forest->n_texts = forest->n_children + n;
     if (n > 0)
-        qsort(forest->files, (size_t)n, sizeof *forest->files, by_id);
+        qsort(forest->files, (size_t)n, sizeof *forest->files, butler_library_by_id);
     for (int i = 0; i < n; i++) {
         const struct butler_library_file *parent = block_of(forest, forest->files[i].kind, &forest->files[i].parent);
         forest->parents[i] = parent ? (int)(parent - forest->files) : -1;
@@ -224,6 +213,12 @@ static bool is_named(const struct forest *forest, int i, const char *id)
     return is_text(forest, i) && (!id || strncmp(text, id, strlen(id)) == 0);
 }
 
+static int fail_id(const struct butler_library *library, const char *id, bool several, struct butler_error *err)
+{
+    return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: %s '%s'", library->folder,
+                       several ? "several texts' ids begin with" : "has no text", id);
+}
+
 static void remove_file(struct butler_library *library, const struct butler_library_file *file)
 {
     char *path = butler_library_path(library, file->kind, file->name);
@@ -255,7 +250,14 @@ int butler_library_remove(struct butler_library *library, const char *id, struct
     const int code = forest_make_all(library, &forest, err);
     if (code < 0)
         return code;
-    for (int i = 0; i < forest.n; i++)
+    const struct butler_library_file *first = NULL; /* several kinds may have a text of the same id */
+    bool several = false;
+    for (int i = 0; i < forest.n && id; i++)
+        if (is_named(&forest, i, id)) {
+            first = first ? first : &forest.files[i];
+            several |= !butler_block_same(&first->id, &forest.files[i].id);
+        }
+    for (int i = 0; i < forest.n && !several; i++)
         if (is_named(&forest, i, id)) {
             remove_text(library, &forest, i);
             n++;
@@ -264,7 +266,7 @@ int butler_library_remove(struct butler_library *library, const char *id, struct
         remove_file(library, &forest.files[s]);
     forest_free(&forest);
     if (id && n == 0)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: has no text '%s'", library->folder, id);
+        return fail_id(library, id, several, err);
     return n;
 }
 
@@ -382,8 +384,7 @@ int butler_library_export(struct butler_library *library, const char *id, struct
             n_found++;
         }
     if (n_found != 1)
-        code = butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: %s '%s'", library->folder,
-                           n_found == 0 ? "has no text" : "several texts begin with", id);
+        code = fail_id(library, id, n_found > 1, err);
     for (int at = found, depth = 0; code == 0 && at >= 0 && depth <= forest.n; at = forest.parents[at], depth++) {
         code = copy_block(library, &forest.files[at], to, err);
         n++;
