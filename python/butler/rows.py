@@ -15,7 +15,8 @@ REPEATED = ("kv", "plugin", "predictor")
 def evaluate(task, *, command=None, **flags):
     """Runs `butler eval TASK --json` and returns its rows, a dict each. Every keyword is a flag of the command: model="m.gguf", kv=["fier",
     "quest"], budget=[64, 128], length=1024, data="text.txt", set={"steps": 8}, output="rows.jsonl". kv, plugin and predictor are
-    given once for each item of a list, other lists as "64,128". command: the program; None: butler, found on the PATH."""
+    given once for each item of a list, other lists as "64,128". With output= all rows of that file, those of earlier runs too, which
+    are not measured again. command: the program; None: butler, found on the PATH."""
     program = command or shutil.which("butler")
     if not program:
         raise FileNotFoundError("there is no butler on the PATH; name it: command='.../butler'")
@@ -31,7 +32,8 @@ def evaluate(task, *, command=None, **flags):
     done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise Error(done.stderr.strip() or f"{program} eval ended with exit status {done.returncode}")
-    return [json.loads(line) for line in done.stdout.split("\n") if line]
+    output = flags.get("output") or flags.get("o")
+    return read_rows(output) if output else [json.loads(line) for line in done.stdout.split("\n") if line]
 
 
 def read_rows(path):

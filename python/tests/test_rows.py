@@ -9,9 +9,12 @@ from conftest import BUTLER, GQA
 def test_rows(tmp_path):
     text = tmp_path / "text"
     text.write_text("It was the best of times, it was the worst of times. " * 20)
-    rows = butler.evaluate("recall", command=BUTLER, model=GQA, kv=["fier:dense=0", "oracle"], budget=[8, 16], length=64, limit=1, data=text,
-                           set={"steps": 4, "charge": 0}, o=tmp_path / "rows.jsonl")
+    flags = dict(command=BUTLER, model=GQA, kv=["fier:dense=0", "oracle"], budget=[8, 16], length=64, limit=1, data=text,
+                 set={"steps": 4, "charge": 0})
+    rows = butler.evaluate("recall", **flags, o=tmp_path / "rows.jsonl")
     assert len(rows) == 2 * 2 * 3 and butler.read_rows(tmp_path / "rows.jsonl") == rows
+    assert butler.evaluate("recall", **flags, output=tmp_path / "rows.jsonl") == rows  # nothing is measured again
+    assert [row["value"] for row in butler.evaluate("recall", **flags)] == [row["value"] for row in rows]
     table = butler.columns(rows)
     oracle = np.array(["oracle" in policy for policy in table["policy"]]) & (table["metric"] == "recall")
     assert oracle.sum() == 2 and table["value"].dtype == float
