@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -53,6 +55,15 @@ def test_what_it_leaves(tmp_path):
         assert max(row["rate"] for row in shown) == pytest.approx(0.015 if version == "v1" else 0.001) and shown[-1]["rate"] < 1.5e-3
         assert (tmp_path / f"{version}.gguf.svg").read_text().startswith("<svg")
         assert not os.path.exists(f"{out}.checkpoint")
+
+
+def test_the_picture_of_any_name(tmp_path):
+    """A model's name is text within the picture, whatever it holds."""
+    model = tmp_path / "m.gguf"
+    model.write_bytes(Path(GQA).read_bytes().replace(b"llama-gqa", b"<a> & \"b\"", 1))
+    train(tmp_path / "p.gguf", "-m", model, "--steps", "5")
+    picture = ElementTree.parse(tmp_path / "p.gguf.svg")
+    assert any((text.text or "").endswith('for <a> & "b"') for text in picture.iter("{http://www.w3.org/2000/svg}text"))
 
 
 def test_what_is_deployed_is_measured(tmp_path):
