@@ -5,6 +5,7 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -244,6 +245,16 @@ def test_a_file_cut_anywhere_goes_on(tmp_path):
     before = path.read_bytes()
     subprocess.run(command(path, 1), check=True, capture_output=True, timeout=300)
     assert path.read_bytes() == before
+
+
+def test_files_with_any_name(tmp_path):
+    """Bytes that are no UTF-8, and a character where a row cuts the name."""
+    for name in (b"caf\xe9", b"a" + 30 * "\u00fc".encode()):
+        book = os.path.join(os.fsencode(tmp_path), name)
+        shutil.copy(TEXT, book)
+        args = ["eval", "ppl", "-m", GQA, "--length", "64", "--limit", "1", "--data", os.fsdecode(book), "-o", tmp_path / "rows.jsonl"]
+        assert "bpb" in butler(*args).stdout
+        assert "already" in butler(*args).stderr
 
 
 def test_other_measurements_are_not_taken_for_done(tmp_path):

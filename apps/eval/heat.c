@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "answer.h"
+#include "parts.h"
 
 /* Index of the answer's tokens in the prompt; -1: the name has other tokens there. */
 static int find_answer(const struct eval_item *item)
@@ -55,15 +56,9 @@ static int load(struct eval_run *run, struct butler_error *err)
 /* A token as a JSON string, with U+FFFD for a part of a character. */
 static json_t *token_text(const struct butler_model *model, int32_t id)
 {
-    struct butler_utf8 stream = {0};
-    char out[1024];
     size_t n_bytes;
     const char *bytes = butler_token_bytes(model, id, &n_bytes);
-    if (!bytes || n_bytes > sizeof out / 3 - 16)
-        return json_string("");
-    size_t n = butler_utf8_push(&stream, bytes, n_bytes, out, sizeof out);
-    n += butler_utf8_push(&stream, NULL, 0, out + n, sizeof out - n);
-    return json_stringn(out, n);
+    return eval_text(bytes ? bytes : "", bytes ? n_bytes : 0);
 }
 
 static int rows(const struct eval_run *run, const double *values, struct eval_row *out, struct butler_error *err)

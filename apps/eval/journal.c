@@ -75,21 +75,6 @@ static void take_numbers(const json_t *array, double *values, int n)
     }
 }
 
-/* What a model wrote as a JSON string, with U+FFFD for bytes that are not UTF-8. */
-static json_t *text_of(const char *output)
-{
-    struct butler_utf8 stream = {0};
-    const size_t n = output ? strlen(output) : 0;
-    char *valid = output ? malloc(3 * n + 32) : NULL;
-    if (!valid)
-        return NULL;
-    size_t n_valid = butler_utf8_push(&stream, output, n, valid, 3 * n + 16);
-    n_valid += butler_utf8_push(&stream, NULL, 0, valid + n_valid, 16);
-    json_t *text = json_stringn(valid, n_valid);
-    free(valid);
-    return text;
-}
-
 bool eval_journal_take(const struct eval_journal *journal, const char *key, const struct eval_run *run, int index, double *values,
                        struct eval_cost *cost)
 {
@@ -110,9 +95,10 @@ int eval_journal_add(const struct eval_journal *journal, const struct eval_run *
     if (!journal->log.path)
         return 0;
     name_of(name, item->key, &run->items.items[item->index], item->index);
-    json_t *lines = json_pack("[{s:s, s:s, s:i, s:o, s:o, s:o*}]", "id", name, "policy", item->policy, "item", item->index,
-                              "values", numbers(item->values, run->n_values), "cost",
-                              numbers((const double *)item->cost, EVAL_N_COSTS), "output", text_of(item->output));
+    json_t *lines = json_pack("[{s:s, s:o, s:i, s:o, s:o, s:o*}]", "id", name, "policy",
+                              eval_text(item->policy, strlen(item->policy)), "item", item->index, "values",
+                              numbers(item->values, run->n_values), "cost", numbers((const double *)item->cost, EVAL_N_COSTS),
+                              "output", item->output ? eval_text(item->output, strlen(item->output)) : NULL);
     const int code = lines ? eval_log_append(&journal->log, lines, err)
                            : butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory for a row", journal->log.path);
     json_decref(lines);

@@ -8,6 +8,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/utf8.h"
 #include "parts.h"
 
 static int fail(const struct eval_log *log, struct butler_error *err)
@@ -91,6 +92,19 @@ int eval_log_read(const char *path, const struct eval_log_kind *kind, struct but
     const int code = read_file(&log, kind, &keep, &size, err);
     close(log.fd);
     return code;
+}
+
+json_t *eval_text(const char *bytes, size_t n)
+{
+    struct butler_utf8 stream = {0};
+    char *valid = malloc(3 * n + 32);
+    if (!valid)
+        return NULL;
+    size_t n_valid = butler_utf8_push(&stream, bytes, n, valid, 3 * n + 16);
+    n_valid += butler_utf8_push(&stream, NULL, 0, valid + n_valid, 16);
+    json_t *text = json_stringn(valid, n_valid);
+    free(valid);
+    return text;
 }
 
 int eval_log_append(const struct eval_log *log, const json_t *lines, struct butler_error *err)

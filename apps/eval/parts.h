@@ -58,6 +58,8 @@ struct eval_log_kind {
 /* Opens or creates the file, reads its lines, and cuts off what is incomplete at its end. A file with other lines is an error, and
  * nothing is changed. */
 int eval_log_open(struct eval_log *log, const char *path, const struct eval_log_kind *kind, struct butler_error *err);
+/* Bytes as a JSON string, with U+FFFD for what is not UTF-8. NULL: no memory. */
+json_t *eval_text(const char *bytes, size_t n);
 /* Reads the complete lines of such a file, which may be absent. */
 int eval_log_read(const char *path, const struct eval_log_kind *kind, struct butler_error *err);
 /* Appends the objects of an array, synced to the disk before it returns. */

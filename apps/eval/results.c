@@ -101,6 +101,12 @@ static char *config_text(const struct eval_run *run, const struct eval_policy *p
     return NULL;
 }
 
+/* Files' names need not be UTF-8, nor what %.40s leaves of one. */
+static json_t *named(const char *name)
+{
+    return eval_text(name, strlen(name));
+}
+
 /* The fields that name a measurement. */
 static json_t *name_fields(const struct eval_run *run, const struct eval_policy *policy)
 {
@@ -118,10 +124,10 @@ static json_t *name_fields(const struct eval_run *run, const struct eval_policy 
         const char *name = run->reads_data ? params->data : "", *slash = strrchr(name, '/');
         snprintf(data, sizeof data, "%.40s#%016" PRIx64, slash ? slash + 1 : name, run->data_digest);
     }
-    json_t *row =
-        json_pack("{s:s, s:s*, s:s, s:s, s:f, s:i, s:i, s:I, s:s, s:s, s:s}", "task", run->task->name, "subset", run->subset,
-                  "model", params->model_name, "policy", policy->text, "budget", policy->budget, "length", run->length, "limit",
-                  run->limit, "seed", (json_int_t)run->seed, "fingerprint", fingerprint, "data", data, "config", config);
+    json_t *row = json_pack("{s:s, s:s*, s:o, s:o, s:f, s:i, s:i, s:I, s:s, s:o, s:o}", "task", run->task->name, "subset",
+                            run->subset, "model", named(params->model_name), "policy", named(policy->text), "budget",
+                            policy->budget, "length", run->length, "limit", run->limit, "seed", (json_int_t)run->seed,
+                            "fingerprint", fingerprint, "data", named(data), "config", named(config));
     free(config);
     return row;
 }
@@ -199,7 +205,7 @@ json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *pol
     json_t *out = n < 0 ? NULL : json_array();
     for (int i = 0; i < n && out; i++) {
         json_t *row = name_fields(run, policy), *costs = cost_fields(cost);
-        json_object_set_new(row, "settings", json_string(policy->parts.text));
+        json_object_set_new(row, "settings", named(policy->parts.text));
         json_object_set_new(row, "metric", json_string(rows[i].metric));
         json_object_set_new(row, "value", number(rows[i].value));
         json_object_set_new(row, "ci", json_pack("[o, o]", number(rows[i].lo), number(rows[i].hi)));
@@ -207,8 +213,9 @@ json_t *eval_make_rows(const struct eval_run *run, const struct eval_policy *pol
         json_object_set_new(row, "items", json_integer(run->items.n));
         if (compares)
             json_object_set_new(row, "difference",
-                                json_pack("{s:s, s:o, s:[o, o]}", "to", base->policy->text, "value", number(differences[i].value),
-                                          "ci", number(differences[i].lo), number(differences[i].hi)));
+                                json_pack("{s:o, s:o, s:[o, o]}", "to", named(base->policy->text), "value",
+                                          number(differences[i].value), "ci", number(differences[i].lo),
+                                          number(differences[i].hi)));
         if (row && costs)
             json_object_update(row, costs);
         json_decref(costs);
