@@ -156,6 +156,29 @@ def test_threads_with_an_engine_each(model):
     assert len(found) == 4 and found == [found[0]] * 4
 
 
+def test_a_forked_process_goes_on_and_ends():
+    """multiprocessing's fork: the child has none of the engine's threads, and waits for none."""
+    program = f"""
+import butler, os
+model = butler.Model({GQA!r})
+engine = butler.Engine(model, n_threads=3)
+def text():
+    session = engine.session("h2o:budget=16")
+    session.prefill(model.tokenize({PROMPT!r}))
+    return list(session.generate(30))
+wanted = text()
+child = os.fork()
+same = text() == wanted
+if child:
+    print(same, os.waitpid(child, 0)[1])
+else:
+    engine.close()
+    os._exit(0 if same else 1)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True 0\n", "")
+
+
 def test_the_interpreter_ends_with_everything_open():
     """Cycles through a metric, nothing closed, callbacks registered: no crash at the end."""
     program = f"""

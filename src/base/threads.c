@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Spins before a thread sleeps: tens of microseconds. That is longer than the gaps between the products of one layer, and
  * short enough that a waiting thread soon frees its core on a busy machine. */
@@ -50,6 +51,7 @@ struct butler_pool {
     atomic_bool stop;
 
     int n_threads, n_started;
+    pid_t process; /* that the workers run in: a fork of it has none, and its caller takes all tasks */
     struct lane *lanes; /* [n_threads] */
     struct worker workers[];
 };
@@ -239,6 +241,7 @@ struct butler_pool *butler_pool_new(int n_threads, struct butler_error *err)
         return NULL;
     }
     pool->n_threads = n_threads;
+    pool->process = getpid();
     pthread_mutex_init(&pool->run_lock, NULL);
     pthread_mutex_init(&pool->sleep_lock, NULL);
     pthread_cond_init(&pool->work, NULL);
@@ -274,16 +277,18 @@ void butler_pool_free(struct butler_pool *pool)
 {
     if (!pool)
         return;
-    pthread_mutex_lock(&pool->sleep_lock);
-    atomic_store(&pool->stop, true);
-    pthread_cond_broadcast(&pool->work);
-    pthread_mutex_unlock(&pool->sleep_lock);
-    for (int i = 1; i <= pool->n_started; i++)
-        pthread_join(pool->workers[i].thread, NULL);
-    pthread_cond_destroy(&pool->finished);
-    pthread_cond_destroy(&pool->work);
-    pthread_mutex_destroy(&pool->sleep_lock);
-    pthread_mutex_destroy(&pool->run_lock);
+    if (pool->process == getpid()) { /* in a fork these would wait for threads that it does not have */
+        pthread_mutex_lock(&pool->sleep_lock);
+        atomic_store(&pool->stop, true);
+        pthread_cond_broadcast(&pool->work);
+        pthread_mutex_unlock(&pool->sleep_lock);
+        for (int i = 1; i <= pool->n_started; i++)
+            pthread_join(pool->workers[i].thread, NULL);
+        pthread_cond_destroy(&pool->finished);
+        pthread_cond_destroy(&pool->work);
+        pthread_mutex_destroy(&pool->sleep_lock);
+        pthread_mutex_destroy(&pool->run_lock);
+    }
     free(pool->lanes);
     free(pool);
 }
