@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the tables of docs/results.md, bench/tables.md and bench/ruler.md, and docs/results.svg and docs/results-qwen.svg, from
-bench/results.jsonl.
+"""Makes the tables of README.md, docs/results.md, bench/tables.md and bench/ruler.md, and docs/results.svg and docs/results-qwen.svg,
+from bench/results.jsonl and the verdicts of `butler gate`, bench/gates/MODEL-TOKENS.json.
 
     bench/results.py [ROWS.jsonl ...]    takes rows of `butler eval` over into bench/results.jsonl, then writes tables and picture
 Of several rows of one measurement the one with most items is kept."""
@@ -336,6 +336,33 @@ def published(rows):
     return "\n".join(lines)
 
 
+def gates(folder):
+    """(what is on for each model and length, and why; all candidates), from the verdicts of one length each. Models by their size."""
+    names = {GEMMA: "Gemma 3 270M", MODEL: "SmolLM2-135M", QWEN: "Qwen2.5-Coder-0.5B", LARGE: "Qwen2.5-Coder-1.5B"}
+    order, found = [MODEL, GEMMA, QWEN, LARGE], []
+    for path in folder.glob("*.json"):
+        stem, _, length = path.stem.rpartition("-")
+        found.append((order.index(stem + ".gguf"), int(length), json.loads(path.read_text(encoding="utf-8"))))
+    short = ["| model, tokens | `--kv auto` | steps | read | because |", "| --- | --- | ---: | ---: | --- |"]
+    all_of = ["| model, tokens | policy | steps | read | perplexity | |", "| --- | --- | ---: | ---: | ---: | --- |"]
+    for model, length, verdict in sorted(found, key=lambda one: one[:2]):
+        name, on, failed = f"{names[order[model]]}, {length:,}", verdict["on"][-1]["policy"], Counter()
+        for c in verdict["candidates"]:
+            low, high = c["speed_up"]["ci"]
+            more, read = f"{100 * (c['ppl']['value'] / c['ppl']['dense'] - 1):+.2f} %", f"{100 * c['kv_read']:.0f} %"
+            kinds = ["needles" if reason.startswith("niah") else "perplexity" if reason.startswith("perplexity") else "speed" for reason in c["because"]]
+            failed.update(set(kinds))
+            told = "; ".join(reason if kind == "needles" else kind for kind, reason in zip(kinds, c["because"]))
+            state = "**on**" if c["policy"] == on else "passes" if c["passes"] else f"off: {told}"
+            all_of.append(f"| {name} | `{c['policy']}` | {c['speed_up']['value']:.2f} [{low:.2f}, {high:.2f}] | {read} | {more} | {state} |")
+            if c["policy"] == on:
+                short.append(f"| {name} | `{on}` | {c['speed_up']['value']:.2f} | {read} | needles hold, perplexity {more} |")
+        if on == "full":
+            short.append(f"| {name} | `full` | 1 | 100 % | {len(verdict['candidates'])} fail: {', '.join(f'{kind} {n}' for kind, n in failed.items())} |")
+        all_of.append(f"| | | | | | {verdict['machine']}; {verdict['commit']} |")
+    return "\n".join(short), "\n".join(all_of)
+
+
 def panel(rows, task, edge, budgets, left, top, width, height):
     """One task: the score (up is better, so perplexity is upside down) against the share of the KV bytes read, 1 to 100 %. What is worse than
     the lower edge, `edge` times full attention's score, lies on it. Returns its parts and the policies that have points."""
@@ -400,7 +427,7 @@ def one_predictor(models):
                 sys.exit(f"results.py: {model}, {policy}: rows of several predictors: {', '.join(sorted(predictors))}; remove those of all but one")
 
 
-def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "results.md", ROOT / "bench" / "tables.md", ROOT / "bench" / "ruler.md"),
+def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "bench" / "tables.md", ROOT / "bench" / "ruler.md"),
          drawings=(ROOT / "docs" / "results.svg", ROOT / "docs" / "results-qwen.svg", ROOT / "docs" / "results-qwen-1.5b.svg")):
     models = {MODEL: {}, GEMMA: {}, QWEN: {}, LARGE: {}}
     for path in [store, *files]:
@@ -424,7 +451,8 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "docs" / "
     store.write_text("".join(json.dumps(row) + "\n" for rows in models.values() for row in rows.values()), encoding="utf-8")
     found = {name: models[model] | means(models[model]) for model, name in MODEL_NAMES.items()}
     rows = found[MODEL_NAMES[MODEL]]
-    pieces = {"short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
+    on, candidates = gates(store.parent / "gates")
+    pieces = {"gates": on, "candidates": candidates, "short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE), "large": table(models[LARGE], LARGE_TABLE, [(name, None) for name in LARGE_POLICIES]),
               "page sizes": table(models[QWEN] | beside_dense(models[QWEN]), PAGE_TASKS, PAGE_SIZES),
               "agreement": table(models[QWEN] | beside_dense(models[QWEN]), AGREEING, [(name, None) for name in AGREEING_POLICIES]),

@@ -306,6 +306,11 @@ static void estimate_law(const struct context *c, const char *policy)
         read != e.cost.metric_bytes - all.cost.upkeep_bytes)
         fail_msg("%s: a step of %d tokens scores by %llu bytes, not %llu", text, n, (unsigned long long)read,
                  (unsigned long long)(e.cost.metric_bytes - all.cost.upkeep_bytes));
+    /* Of what evicts, keys that a step's scores read; what comes with the new token and goes with another is not said. */
+    if (p->method == BUTLER_EVICT && (strncmp(policy, "keydiff", 7) == 0 || strncmp(policy, "knorm", 5) == 0) &&
+        (e.cost.metric_bytes > e.stats.metric_bytes || 1.25 * (double)e.cost.metric_bytes < (double)e.stats.metric_bytes))
+        fail_msg("%s: a step of %d tokens scores by %llu bytes, not %llu", text, n, (unsigned long long)e.stats.metric_bytes,
+                 (unsigned long long)e.cost.metric_bytes);
     const bool own_cache = p->metric && p->metric->predictor == 1; /* the predictor's, which counts with the metric's */
     if (p->method != BUTLER_EVICT && !own_cache && e.cost.metric_memory != e.stats.metric_memory)
         fail_msg("%s: %d tokens: %llu bytes of records, not %llu", text, n, (unsigned long long)e.stats.metric_memory,

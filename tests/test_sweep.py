@@ -39,8 +39,10 @@ def test_pages_are_what_the_script_makes(results, tmp_path):
     """Also a second time, and whoever types a number into a table is found."""
     store, pages = tmp_path / "results.jsonl", [tmp_path / page.name for page in PAGES]
     shutil.copy(STORE, store)
+    shutil.copytree(STORE.parent / "gates", tmp_path / "gates")
     for page, real in zip(pages, PAGES):
-        page.write_text(re.sub(r"(?m)^\| .*\d.*\|$", "| typed |", real.read_text()))
+        whole = real.name == "README.md"  # which has tables of other things
+        page.write_text(re.sub(r"(<!-- \w+ -->\n)(\|.*\n)+" if whole else r"(?m)^\| .*\d.*\|$", r"\1| typed |\n" if whole else "| typed |", real.read_text()))
         assert page.read_text() != real.read_text()
     pictures = ("results.svg", "results-qwen.svg", "results-qwen-1.5b.svg")
     results.main([], store, pages, [tmp_path / name for name in pictures])
@@ -118,6 +120,25 @@ def test_rows_of_two_predictors_are_refused(results, tmp_path):
     pieces(results, tmp_path, rows, "short")
     with pytest.raises(SystemExit, match="tokenbutler2: rows of several predictors: 00aa, 00ff"):
         pieces(results, tmp_path, [*rows, row("tokenbutler2", 0.3, 31, [30, 32], config="compare=0,predictor=00aa")], "short")
+
+
+def test_gates(results, tmp_path):
+    """A model's verdicts by length; where nothing is on, what failed is counted; several needles lost by one policy count once."""
+    def candidate(policy, *because):
+        return {"policy": policy, "ppl": {"value": 10.1, "dense": 10}, "speed_up": {"value": 1.2, "ci": [1.1, 1.3]}, "kv_read": 0.25, "passes": not because,
+                "because": list(because)}
+    lost = ["niah_single_2: 50 %, dense 100 %", "niah_multikey_2: 25 %, dense 75 %"]
+    folder = tmp_path / "gates"
+    folder.mkdir()
+    for name, on, candidates in (("qwen2.5-coder-0.5b-16384", "full", [candidate("a:budget=1", *lost, "perplexity +1.00 %"), candidate("b:budget=1", "not shown to be faster: 1.0")]),
+                                 ("qwen2.5-coder-0.5b-8192", "b:budget=2", [candidate("a:budget=1", lost[0]), candidate("b:budget=2"), candidate("c:budget=3")])):
+        (folder / f"{name}.json").write_text(json.dumps({"machine": "m", "commit": "c0ffee", "on": [{"length": 8192, "policy": on}], "candidates": candidates}))
+    found = pieces(results, tmp_path, [row("full", 1, 20, [10, 30])], "gates", "candidates")
+    assert found["gates"].splitlines()[2:] == [
+        "| Qwen2.5-Coder-0.5B, 8,192 | `b:budget=2` | 1.20 | 25 % | needles hold, perplexity +1.00 % |",
+        "| Qwen2.5-Coder-0.5B, 16,384 | `full` | 1 | 100 % | 2 fail: needles 1, perplexity 1, speed 1 |"]
+    assert [line.split(" | ")[-1] for line in found["candidates"].splitlines()[2:6]] == [
+        "off: niah_single_2: 50 %, dense 100 % |", "**on** |", "passes |", "m; c0ffee |"]
 
 
 def test_a_policy_is_named_without_its_budget(results):

@@ -28,7 +28,7 @@ static uint64_t metric_step(const struct butler_policy *policy, const struct but
         bytes += metric->score_bytes ? metric->score_bytes(shape, policy->values, n) : records_of(records, n);
     if (scores)
         bytes += records->state_bytes;
-    if (scores && metric->reads_keys && records->n_slots == 0)
+    if (scores && metric->reads_keys && (records->n_slots == 0 || records->state_bytes > 0)) /* beside what it keeps of a head */
         bytes += (uint64_t)n * row_bytes;
     if (policy->value_norm != BUTLER_NORM_NONE) /* read with the scores; and the new value, for its norm */
         bytes += (scores ? (uint64_t)n * sizeof(float) : 0) + row_bytes;

@@ -357,7 +357,7 @@ uint64_t butler_kv_bytes(const struct butler_model *model, enum butler_kv_type t
         return 0;
     const struct butler_hparams *hp = &model->hp;
     const uint64_t extent = (uint64_t)(2 * BUTLER_PAGE * BUTLER_EXTENT) * butler_kv_row_bytes(type, hp->head_dim);
-    const uint64_t all = (uint64_t)BUTLER_CEIL_DIV(n_tokens, BUTLER_EXTENT_TOKENS),
+    const uint64_t all = BUTLER_CEIL_DIV((uint64_t)n_tokens, (uint64_t)BUTLER_EXTENT_TOKENS),
                    windowed = all - (uint64_t)(butler_kv_window_start(n_tokens, hp->window) / BUTLER_EXTENT_TOKENS);
     return (uint64_t)hp->n_kv_heads * extent *
            ((uint64_t)(hp->n_layers - hp->n_windowed) * all + (uint64_t)hp->n_windowed * windowed);
