@@ -346,6 +346,21 @@ def test_predictors_stand_beside_the_rest(tmp_path):
     assert apart == page.read_text()
 
 
+def test_two_files_of_one_name(tmp_path):
+    """Rows of another model's file with the same name are not compared with these; rows of old versions name no file."""
+    task, data, config, length, metric, dense = report_rows.TASKS[2]
+    rows = [{**report_rows.eval_row(task, data, config, length, metric, dense, policy, 0.25), "fingerprint": fingerprint}
+            for fingerprint in ("00aa", "00bb") for policy in ("full", "quest")]
+    results, page = tmp_path / "r.jsonl", tmp_path / "r.html"
+    report_rows.write(results, rows)
+    butler("report", results, "-o", page)
+    assert page.read_text().count("file 00aa") == page.read_text().count("file 00bb") > 0
+    del rows[2:], rows[0]["fingerprint"]
+    report_rows.write(results, rows)
+    butler("report", results, "-o", page)
+    assert "file 00" not in page.read_text()
+
+
 def test_hostile_text(tmp_path):
     """Names, tokens and data that try to leave their place."""
     rows = [report_rows.eval_row(*report_rows.TASKS[0], "full", 1)]

@@ -131,7 +131,11 @@ static int run(struct cmd_options *options)
     struct butler_library *library = cmd_library_open(options, &err);
     if (!library)
         return cmd_fail(options, &err);
-    if (strcmp(what, "list") == 0)
+    if (options->all && strcmp(what, "remove") != 0) {
+        cmd_say(options, "--all belongs to remove");
+    } else if (options->output && strcmp(what, "export") != 0) {
+        cmd_say(options, "-o belongs to export");
+    } else if (strcmp(what, "list") == 0)
         status = butler_library_list(library, show, options, &err) < 0 ? cmd_fail(options, &err) : CMD_DONE;
     else if (strcmp(what, "info") == 0)
         status = say_info(options, library, &err);

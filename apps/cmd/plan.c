@@ -229,7 +229,7 @@ static int run(struct cmd_options *options)
 
 static const struct cmd_use uses[] = {
     {CMD_MODEL, NULL},    {CMD_PRE, NULL},      {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},     {CMD_CACHE_SIZE, "0"},
-    {CMD_NO_CACHE, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "200"},        {CMD_KV, "full"},
+    {CMD_NO_CACHE, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "200"},        {CMD_KV, NULL},
     {CMD_KV_TYPE, "f16"}, {CMD_BLOCK, "0"},     {CMD_SEED, "0"},           {CMD_THREADS, "0"},    {CMD_DEVICE, NULL},
     {CMD_ISA, NULL},      {CMD_PRECISION, "8"}, {CMD_PLUGIN, NULL},        {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},
     {CMD_HELP, NULL},     {CMD_NONE, NULL},

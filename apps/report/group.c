@@ -8,7 +8,7 @@
 
 #include "base/util.h"
 
-static const char *const lower_is_better[] = {"ppl", "bpb", "nll", "loss", "seconds"};
+static const char *const lower_is_better[] = {"ppl", "bpb", "nll", "loss", "seconds", "ms", "kl"};
 static const char *const shares[] = {
     "accuracy",     "coverage", "acc_norm",  "f1",         "rouge_1",  "rouge_2", "rouge_l",
     "em",           "edit_sim", "recall",    "mass",       "page_hit", "reuse",   "top_half_accuracy",
@@ -45,6 +45,11 @@ static bool same_number(double a, double b)
     return a == b || (isnan(a) && isnan(b));
 }
 
+bool report_same_model(const char *name, const char *fingerprint, const char *other_name, const char *other_fingerprint)
+{
+    return strcmp(name, other_name) == 0 && (!*fingerprint || !*other_fingerprint || strcmp(fingerprint, other_fingerprint) == 0);
+}
+
 static struct report_chart *chart_of(struct report *report, const struct report_row *row)
 {
     double length = among(row->task, lengths_vary, BUTLER_COUNT(lengths_vary)) ? NAN : row->length;
@@ -52,7 +57,8 @@ static struct report_chart *chart_of(struct report *report, const struct report_
         struct report_chart *chart = &report->charts[i];
         if (strcmp(chart->task, row->task) == 0 && strcmp(chart->subset, row->subset) == 0 &&
             strcmp(chart->metric, row->metric) == 0 && strcmp(chart->data, row->data) == 0 &&
-            strcmp(chart->config, row->config) == 0 && strcmp(chart->model, row->model) == 0 && same_number(chart->length, length))
+            strcmp(chart->config, row->config) == 0 &&
+            report_same_model(chart->model, chart->fingerprint, row->model, row->fingerprint) && same_number(chart->length, length))
             return chart;
     }
     report->charts = grow(report->charts, report->n_charts, sizeof *report->charts);
@@ -63,6 +69,7 @@ static struct report_chart *chart_of(struct report *report, const struct report_
                                    .data = row->data,
                                    .config = row->config,
                                    .model = row->model,
+                                   .fingerprint = row->fingerprint,
                                    .length = length,
                                    .lower = among(row->metric, lower_is_better, BUTLER_COUNT(lower_is_better)),
                                    .share = among(row->metric, shares, BUTLER_COUNT(shares))};

@@ -309,7 +309,8 @@ static void all_positions_write(FILE *out, const struct report *report, int inde
 static bool differ_in_length(const struct report_chart *a, const struct report_chart *b)
 {
     return strcmp(a->task, b->task) == 0 && strcmp(a->subset, b->subset) == 0 && strcmp(a->metric, b->metric) == 0 &&
-           strcmp(a->data, b->data) == 0 && strcmp(a->config, b->config) == 0 && strcmp(a->model, b->model) == 0;
+           strcmp(a->data, b->data) == 0 && strcmp(a->config, b->config) == 0 &&
+           report_same_model(a->model, a->fingerprint, b->model, b->fingerprint);
 }
 
 /* The rows of all charts that differ from this one in length alone, as one chart, for a grid; free_joined frees it. false: an

@@ -16,7 +16,7 @@ struct report_row {
     const char *file; /* borrowed from the caller of report_rows_read */
     int line;
     json_t *object; /* owned */
-    const char *task, *subset, *metric, *data, *config, *model, *policy, *date;
+    const char *task, *subset, *metric, *data, *config, *model, *fingerprint, *policy, *date;
     char *family;   /* the policy without its budget; owned */
     char *settings; /* every key of the policy, written out, without its budget; "" where the row does not say; owned */
     double budget, value, lo, hi, n, length, kv_read;
@@ -60,9 +60,12 @@ struct report_series {
 
 #define REPORT_NEAR 0.02
 
+/* Whether two rows or charts may be of one model's file: rows of old versions have no fingerprint. */
+bool report_same_model(const char *name, const char *fingerprint, const char *other_name, const char *other_fingerprint);
+
 /* Comparable rows: one metric of one task, on the same data, length and model, with the same settings. */
 struct report_chart {
-    const char *task, *subset, *metric, *data, *config, *model; /* borrowed from a row */
+    const char *task, *subset, *metric, *data, *config, *model, *fingerprint; /* borrowed from a row */
     double length;
     bool lower;                     /* the metric is better when lower */
     bool share;                     /* its values are fractions, shown in per cent */

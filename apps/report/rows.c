@@ -122,6 +122,7 @@ static int take_fields(struct report_row *row, struct butler_error *err)
         (code = take_string(row, "data", false, &row->data, err)) < 0 ||
         (code = take_string(row, "config", false, &row->config, err)) < 0 ||
         (code = take_string(row, "model", false, &row->model, err)) < 0 ||
+        (code = take_string(row, "fingerprint", false, &row->fingerprint, err)) < 0 ||
         (code = take_string(row, "settings", false, &settings, err)) < 0 ||
         (code = take_string(row, "date", false, &row->date, err)) < 0)
         return code;

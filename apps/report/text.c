@@ -152,7 +152,17 @@ static const char *base_name(const char *path)
 static bool names_model(const struct report *report, const struct report_chart *chart)
 {
     for (int i = 0; i < report->n_charts && *chart->model; i++)
-        if (strcmp(report->charts[i].model, chart->model) != 0)
+        if (!report_same_model(report->charts[i].model, report->charts[i].fingerprint, chart->model, chart->fingerprint))
+            return true;
+    return false;
+}
+
+/* Whether another chart is of another file with the same name. */
+static bool names_file(const struct report *report, const struct report_chart *chart)
+{
+    for (int i = 0; i < report->n_charts; i++)
+        if (strcmp(report->charts[i].model, chart->model) == 0 &&
+            !report_same_model(report->charts[i].model, report->charts[i].fingerprint, chart->model, chart->fingerprint))
             return true;
     return false;
 }
@@ -181,6 +191,10 @@ void report_chart_data(FILE *out, const struct report *report, const struct repo
     if (names_model(report, chart)) {
         fprintf(out, "%s", named ? ", " : "");
         report_text(out, base_name(chart->model));
+        if (names_file(report, chart)) {
+            fprintf(out, ", file ");
+            report_text(out, chart->fingerprint);
+        }
     }
 }
 

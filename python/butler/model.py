@@ -126,4 +126,8 @@ class Model(Owner):
 
 
 def text_bytes(text):
-    return text.encode("utf-8") if isinstance(text, str) else bytes(text)
+    if isinstance(text, (bytes, bytearray, memoryview)):
+        return bytes(text)
+    if isinstance(text, str):
+        return text.encode("utf-8")
+    raise TypeError(f"a text is str or bytes, not {type(text).__name__}")  # bytes(5) would be five zero bytes

@@ -58,7 +58,7 @@ class Session(Owner):
 
     def generate(self, n, sampler=None):
         """Yields up to n tokens that continue the text, drawn by the sampler (None: the likeliest), until one ends the answer, the policy
-        stops or the context is full. The last one has not been decoded yet."""
+        stops or the context is full. After n tokens, or with a full context, the last one has not been decoded yet."""
         own = Sampler() if sampler is None else sampler
         try:
             for i in range(n):
