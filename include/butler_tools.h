@@ -70,7 +70,8 @@ int butler_library_list(struct butler_library *library, butler_library_entry_fn 
 int butler_library_remove(struct butler_library *library, const char *id, struct butler_error *err);
 /* Compares every file with its checksums. Damaged ones, and those whose beginning is gone, are removed: a note each. How many. */
 int butler_library_verify(struct butler_library *library, struct butler_error *err);
-/* Copies the files of the one text whose id begins with `id` into the library `to`; returns their number. */
+/* Copies the files of the one text whose id begins with `id` into the library `to` (NULL: says only whether there is that one);
+ * returns their number. */
 int butler_library_export(struct butler_library *library, const char *id, struct butler_library *to, struct butler_error *err);
 
 /* -------------------------------------------------------------------------------------- policies and budgets */

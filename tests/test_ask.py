@@ -336,6 +336,8 @@ def test_library_command(document, tmp_path):
     assert not kept() and rows("library", "--cache", "kept") == []
     refuses(USAGE, "library", "burn", "--cache", "kept", says=["burn", "verify"])
     refuses(USAGE, "library", "remove", "--cache", "kept", says=["--all"])
+    refuses(USAGE, "library", "export", "0123", "-o", "none", "--cache", "kept", says=["no text '0123'"])
+    assert not Path("none").exists()
     refuses(USAGE, "library", "list", "--all", "--cache", "kept", says=["--all", "remove"])
     refuses(USAGE, "library", "list", "-o", "x", "--cache", "kept", says=["-o", "export"])
     refuses(USAGE, "library", "remove", "0123", "--cache", "kept", says=["0123"])

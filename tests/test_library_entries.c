@@ -51,6 +51,8 @@ static void test_entries(void **state)
     open_model(&copy, &models[0], 0);
     struct butler_library *to = open_library(&copy, 1 << 30);
     assert_int_equal(butler_library_export(library, "", to, &err), BUTLER_ERROR_ARGUMENT); /* two */
+    assert_int_equal(butler_library_export(library, seen.entries[1].id, NULL, &err), 3);
+    assert_int_equal(to->bytes, 0);
     assert_int_equal(butler_library_export(library, seen.entries[1].id, to, &err), 3);
     session = open_session(&copy, "full", to, 0);
     assert_int_equal(read_text(session, c.text, N_PROMPT), N_PROMPT - 1);

@@ -1,4 +1,5 @@
 /* butler convert: a llama2.c checkpoint and its tokenizer become one GGUF file. */
+#include <errno.h>
 #include <limits.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,6 +15,10 @@ static int run(struct cmd_options *options)
     if (!options->output) {
         cmd_say(options, "no output; name it with -o OUT");
         return CMD_USAGE;
+    }
+    if (access(in, R_OK) != 0) {
+        cmd_say(options, "%s: %s", in, strerror(errno));
+        return CMD_FAILED;
     }
     if (!tokenizer) {
         const char *slash = strrchr(in, '/');

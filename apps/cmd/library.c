@@ -112,6 +112,8 @@ static int export(const struct cmd_options *options, struct butler_library *libr
         cmd_say(options, "export takes the id of one text and -o FOLDER, which `--cache FOLDER` then uses");
         return CMD_USAGE;
     }
+    if (butler_library_export(library, options->positional.values[1], NULL, err) < 0) /* before a folder is made */
+        return cmd_fail(options, err);
     struct cmd_options target = *options;
     target.cache = options->output;
     struct butler_library *to = cmd_library_open(&target, err);

@@ -180,7 +180,7 @@ static const struct flag flags[CMD_N_FLAGS] = {
     [CMD_LOSS] = {0, "loss", "NAME", KIND_STRING, AT(train.loss), 0, 0, NULL,
                   "v1: causal or square: squared errors over the causal half, or all as published; entropy: v2's"},
     [CMD_TRAIN_INPUT] = {0, "input", "NAME", KIND_STRING, AT(train.input), 0, 0, NULL,
-                         "norm or attention: the layer's normed input, or its attention output"},
+                         "norm or attention: the layer's normed input, or that of its feed-forward part, behind attention"},
     [CMD_DIM] = {0, "dim", "N", KIND_INT, AT(train.dim), 0, 128, "a whole number from 0 to 128",
                  "width of a predicted head; 0: by the model's size"},
     [CMD_MID] = {0, "mid", "N", KIND_INT, AT(train.mid), 0, 1 << 20, "a whole number, 0 or more",

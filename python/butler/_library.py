@@ -55,11 +55,16 @@ def check(result, err):
 
 
 def c_string(text):
-    """A zero-terminated copy of a text or path."""
-    raw = os.fsencode(text)
+    """A zero-terminated copy of a text, in UTF-8."""
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
     if b"\0" in raw:
         raise ValueError(f"a zero byte in {text!r}")
     return ffi.new("char[]", raw)
+
+
+def c_path(path):
+    """The same of a file's name, as the system spells it."""
+    return c_string(os.fsencode(path))
 
 
 def ids_of(ids):
@@ -119,7 +124,7 @@ def params_of(struct, values):
         if name not in fields:
             raise TypeError(f"unknown parameter {name!r}; allowed: {', '.join(fields)}")
         if isinstance(value, (str, bytes, os.PathLike)) and fields[name].kind == "pointer":
-            keep.append(c_string(value))
+            keep.append(c_path(value) if isinstance(value, os.PathLike) else c_string(value))
             value = keep[-1]
         if value is not None:
             setattr(params, name, value)

@@ -5,7 +5,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from ._handle import Exclusive, Handle, Owner
-from ._library import Error, c_string, check, copy_of, error_of, fields_of, ffi, ids_of, kv_type_of, lib, new_error, new_struct, params_of
+from ._library import Error, c_path, c_string, check, copy_of, error_of, fields_of, ffi, ids_of, kv_type_of, lib, new_error, new_struct, params_of
 from .metric import native_metric
 from .session import Session
 
@@ -84,7 +84,7 @@ class Engine(Owner):
     def restore(self, path, n_ctx=0):
         """The session that Session.save wrote. n_ctx: most tokens that it can hold; 0: as when it was saved."""
         err = new_error()
-        name = c_string(path)
+        name = c_path(path)
         with self._use() as engine:
             return Session._of(self, check(lib.butler_session_restore(engine, name, n_ctx, err), err))
 
@@ -111,13 +111,13 @@ class Engine(Owner):
 
     def attach_predictor(self, path):
         """Gives the engine a predictor, for the policies tokenbutler and tokenbutler2, or query centres, for triattention."""
-        err, name = new_error(), c_string(path)
+        err, name = new_error(), c_path(path)
         with self._use() as engine:
             check(lib.butler_predictor_attach(engine, name, err), err)
 
     def load_plugin(self, path):
         """Registers the metric of a shared object (examples/plugin.c)."""
-        err, name = new_error(), c_string(path)
+        err, name = new_error(), c_path(path)
         with self._use() as engine:
             check(lib.butler_plugin_load(engine, name, err), err)
 

@@ -6,13 +6,13 @@ import warnings
 import numpy as np
 
 from ._handle import Handle, Owner
-from ._library import c_string, check, copy_of, fields_of, ffi, kv_type_of, lib, new_error, new_struct, params_of
+from ._library import c_path, c_string, check, copy_of, fields_of, ffi, kv_type_of, lib, new_error, new_struct, params_of
 
 
 def describe(path):
     """What a model, a predictor or a session file is, as `butler info` says it (struct butler_file_info)."""
     info, err = new_struct("struct butler_file_info"), new_error()
-    check(lib.butler_file_describe(c_string(path), info, err), err)
+    check(lib.butler_file_describe(c_path(path), info, err), err)
     return fields_of(info)
 
 
@@ -33,7 +33,7 @@ class Model(Owner):
     def __init__(self, path, **params):
         err = new_error()
         native, keep = params_of("struct butler_model_params", params)
-        pointer = check(lib.butler_model_load(c_string(path), native, err), err)
+        pointer = check(lib.butler_model_load(c_path(path), native, err), err)
         self._handle = Handle("model", pointer, lib.butler_model_free)
         self.path, self.n_vocab = os.fspath(path), self.info.n_vocab
 

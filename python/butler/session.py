@@ -4,7 +4,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from ._handle import Handle, Owner
-from ._library import Error, c_string, check, copy_of, fields_of, ffi, ids_of, kv_type_of, lib, new_error, new_struct, params_of
+from ._library import Error, c_path, check, copy_of, fields_of, ffi, ids_of, kv_type_of, lib, new_error, new_struct, params_of
 from .sampler import Sampler
 
 
@@ -146,7 +146,7 @@ class Session(Owner):
 
     def save(self, path):
         """Writes the whole session to a file; Engine.restore reads it."""
-        err, name = new_error(), c_string(path)
+        err, name = new_error(), c_path(path)
         with self._use() as session:
             check(lib.butler_session_save(session, name, err), err)
 

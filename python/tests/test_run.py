@@ -1,5 +1,8 @@
 """Models, engines, sessions and samplers give what the command gives."""
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -30,6 +33,15 @@ def test_what_a_model_is(model):
     assert model.kv_bytes(64, "f32") == 2 * model.kv_bytes(64, "f16") > 0
     with pytest.raises(ValueError, match="267"):
         model.token_bytes(267)
+
+
+def test_texts_are_utf8_in_any_locale(model):
+    done = subprocess.run([sys.executable, "-c", f"import butler; m = butler.Model({GQA!r}); print(ascii(m.chat([dict(role='user', content=chr(252))], jinja='{{{{ messages[0].content }}}}')[0]))"],
+                          capture_output=True, text=True, env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, timeout=60)
+    assert "\\xfc" in done.stdout, done.stderr
+    for wrong in (5, None, [104, 105]):
+        with pytest.raises(TypeError, match="str or bytes"):
+            model.tokenize(wrong)
 
 
 def test_chat(model):

@@ -373,7 +373,7 @@ int butler_library_export(struct butler_library *library, const char *id, struct
 {
     struct forest forest;
     int n = 0, found = -1, n_found = 0;
-    if (BUTLER_IS_NULL(library, err) || BUTLER_IS_NULL(id, err) || BUTLER_IS_NULL(to, err))
+    if (BUTLER_IS_NULL(library, err) || BUTLER_IS_NULL(id, err))
         return BUTLER_ERROR_ARGUMENT;
     int code = forest_make_all(library, &forest, err);
     if (code < 0)
@@ -386,11 +386,11 @@ int butler_library_export(struct butler_library *library, const char *id, struct
     if (n_found != 1)
         code = fail_id(library, id, n_found > 1, err);
     for (int at = found, depth = 0; code == 0 && at >= 0 && depth <= forest.n; at = forest.parents[at], depth++) {
-        code = copy_block(library, &forest.files[at], to, err);
+        code = to ? copy_block(library, &forest.files[at], to, err) : 0;
         n++;
         for (int o = 0; o < forest.n_owners && code == 0; o++)
             if (forest.owners[o].block == at) {
-                code = copy_block(library, &forest.files[forest.owners[o].state], to, err);
+                code = to ? copy_block(library, &forest.files[forest.owners[o].state], to, err) : 0;
                 n++;
             }
     }
