@@ -213,11 +213,12 @@ static int make_drafts(struct round *round, int n)
             break;
         const struct butler_span span = {.session = session, .ids = last, .n = 1};
         code = butler_run(session->engine, &span, 1, round->err);
-        const int32_t id = code < 0 ? code : butler_sample(round->sampler, session->logits, n_vocab, round->err);
-        if (id < 0) {
-            code = id;
+        if (code < 0)
             break;
-        }
+        struct butler_error refused; /* by a grammar, say, what only a wrong draft leads to: the exact text will tell */
+        const int32_t id = butler_sample(round->sampler, session->logits, n_vocab, &refused);
+        if (id < 0)
+            break;
         round->rows[++round->n_drafts] = id;
         round->classes[round->n_drafts] = class_of(session, id);
         rate *= rate_of(&round->draft->pace, round->classes[round->n_drafts]);
@@ -307,7 +308,9 @@ int butler_draft_step(struct butler_draft *draft, struct butler_sampler *sampler
     draft->n_ids = 0;
     struct round round = {.draft = draft, .sampler = sampler, .rows = {id}, .first = session->n_past, .ids = ids, .err = err};
     const struct butler_stats before = session->stats;
-    const int n = BUTLER_MIN(BUTLER_MIN(draft->n_max, max_ids - 1), session->n_ctx - session->n_past - 1);
+    int n = BUTLER_MIN(BUTLER_MIN(draft->n_max, max_ids - 1), session->n_ctx - session->n_past - 1);
+    while (n > 0 && !butler_kv_has_room(&session->kv, n + 1)) /* where dense decoding has room, so has this */
+        n--;
     butler_session_release_windows(session); /* not behind the step: butler_draft_keep may go back to its first token */
     session->drafting = true;
     const double start = butler_seconds();

@@ -216,6 +216,8 @@ struct butler_pages *butler_engine_pages(struct butler_engine *engine, enum butl
     struct butler_pages *pages =
         butler_pages_new(engine->backend, extent_bytes, pool_bytes(engine, extent_bytes, spills), spills, err);
     if (pages) {
+        pages->spare = engine->prefix ? butler_prefix_spare : NULL;
+        pages->spare_user = engine->prefix;
         pages->next = engine->pages;
         engine->pages = pages;
     }

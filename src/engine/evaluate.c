@@ -38,6 +38,23 @@ bool butler_policy_can_adopt(const struct butler_engine *engine, const char *to,
            butler_policy_parse(engine, from, &policies[1], NULL) == 0 && butler_session_can_adopt(&policies[0], &policies[1]);
 }
 
+/* Whether decode steps of the text were not observed, because the budget held all tokens that could be observed (schedule.c), and
+ * the next one is smaller than that. */
+static bool has_skipped(const struct butler_session *session, const struct butler_policy *next)
+{
+    const struct butler_policy *last = &session->policy;
+    const int window = last->plan.observe[1], n_layers = session->shape.n_layers;
+    bool skipped = false;
+    if (window == 0 || last->plan.idle || session->evicted || session->n_decoded == 0)
+        return false;
+    for (int l = 0; l < n_layers; l++)
+        skipped = skipped || (butler_policy_applies(last, l) &&
+                              butler_policy_keeps_all(last, l, n_layers,
+                                                      session->n_past - session->n_decoded + 1 + BUTLER_MIN(window, 1 << 24)) &&
+                              !butler_policy_keeps_all(next, l, n_layers, session->n_past + BUTLER_MIN(window, 1 << 24)));
+    return skipped;
+}
+
 int butler_session_set_budget(struct butler_session *session, int n_tokens, struct butler_error *err)
 {
     if (BUTLER_IS_NULL(session, err))
@@ -51,6 +68,11 @@ int butler_session_set_budget(struct butler_session *session, int n_tokens, stru
     struct butler_policy next = *policy;
     next.budget_kind = BUTLER_BUDGET_COUNT;
     next.budget = n_tokens;
+    next.budget_set = true;
+    if (has_skipped(session, &next))
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "a budget of %d tokens: under the larger one %s has not observed all that it goes by", n_tokens,
+                           policy->name);
     /* The old budget covered the whole context, so that nothing was observed. */
     if (last.plan.idle && !butler_policy_idles(&next, session->shape.n_layers, session->n_ctx)) {
         if (session->n_past > 0)
@@ -186,6 +208,9 @@ int butler_session_unread(struct butler_session *session, struct butler_error *e
     }
     session->n_past = n - 1;
     session->n_dense = BUTLER_MIN(session->n_dense, n - 1);
+    session->n_decoded = BUTLER_MIN(session->n_decoded, n - 1);
+    session->n_observed = BUTLER_MIN(session->n_observed, n - 1);
+    session->sparse_end = BUTLER_MIN(session->sparse_end, n - 1);
     session->has_logits = false;
     const int code = butler_backend_check(session->kv.backend, err);
     session->failed = code < 0;

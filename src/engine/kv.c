@@ -210,6 +210,20 @@ static int make_room(struct butler_kv *kv, struct butler_kv_head *head, int n, s
     return 0;
 }
 
+bool butler_kv_has_room(const struct butler_kv *kv, int n)
+{
+    uint64_t n_new = 0;
+    for (int i = 0; i < kv->n_layers * kv->n_kv_heads; i++) {
+        const struct butler_kv_head *head = &kv->heads[i];
+        const int n_more = BUTLER_CEIL_DIV(head->n_slots + n, BUTLER_EXTENT_TOKENS) - head->n_pages / BUTLER_EXTENT;
+        n_new += (uint64_t)BUTLER_MAX(n_more, 0) + (kv->shares && head->n_slots % BUTLER_EXTENT_TOKENS != 0);
+    }
+    struct butler_pages *pages = kv->extents;
+    while (n_new > butler_pages_free_extents(pages) && pages->spare && pages->spare(pages->spare_user, pages))
+        continue;
+    return n_new <= butler_pages_free_extents(pages);
+}
+
 /* Room in every head of a layer, and what is new of their tables in one operation. */
 static int make_layer_room(struct butler_kv *kv, int layer, int n, struct butler_error *err)
 {

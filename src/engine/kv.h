@@ -137,6 +137,9 @@ static inline size_t butler_kv_extent_bytes(enum butler_kv_type type, int head_d
     return 2 * (size_t)BUTLER_EXTENT_TOKENS * butler_kv_row_bytes(type, head_dim);
 }
 
+/* Whether the pool has extents for n more tokens in every layer. */
+bool butler_kv_has_room(const struct butler_kv *kv, int n);
+
 /* Makes room in every head of a layer for n more slots and takes them: n_slots grows. A shared extent that will be written is
  * copied. Rows, positions and order are then written by the backend's append. Fails, with nothing changed but pages held, when
  * max_slots would be exceeded or the pool is full. */

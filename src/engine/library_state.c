@@ -192,8 +192,8 @@ void butler_shelf_keep_state(struct butler_session *session)
     struct butler_shelf *shelf = session->shelf;
     struct butler_error err = {0};
     char name[BUTLER_BLOCK_NAME + 1];
-    if (!butler_shelf_has_states(session) || shelf->stopped || session->evicted || session->failed || session->capture ||
-        session->n_past == 0 || session->n_dense != session->n_past || session->kv.records_off)
+    if (!butler_shelf_has_states(session) || shelf->stopped || session->evicted || session->failed || session->steered ||
+        session->observed_more || session->n_past == 0 || session->n_dense != session->n_past || session->kv.records_off)
         return;
     const struct place place = place_behind(session, session->tokens, session->n_past);
     butler_block_name(&place.parent, &place.id, true, name);

@@ -431,7 +431,7 @@ static bool holds(const struct butler_session *session, int first)
 void butler_shelf_feed(struct butler_session *session, bool whole)
 {
     struct butler_shelf *shelf = session->shelf;
-    if (!shelf || shelf->stopped || session->evicted || session->failed || session->capture)
+    if (!shelf || shelf->stopped || session->evicted || session->failed || session->steered)
         return;
     struct butler_block_id parent = butler_shelf_root(session);
     for (int first = 0; first < shelf->n_known; first += MOST)

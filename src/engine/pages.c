@@ -41,6 +41,8 @@ void butler_pages_free(struct butler_pages *pages)
 
 int butler_pages_take(struct butler_pages *pages, uint32_t *extent, struct butler_error *err)
 {
+    while (butler_pages_free_extents(pages) == 0 && pages->spare && pages->spare(pages->spare_user, pages))
+        continue;
     if (pages->n_unused > 0)
         *extent = pages->unused[--pages->n_unused];
     else if (pages->n_used < pages->n_extents)

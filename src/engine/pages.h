@@ -58,6 +58,8 @@ struct butler_pages {
     uint32_t *unused;           /* stack of extents below n_used that have no reference */
     uint32_t n_unused;
     uint64_t tables_bytes;
+    bool (*spare)(void *user, struct butler_pages *pages); /* where all are in use: gives some back; false: nobody can. Or NULL */
+    void *spare_user;
     struct butler_pages *next; /* of the engine's list */
 };
 
@@ -67,11 +69,17 @@ struct butler_pages *butler_pages_new(struct butler_backend *backend, size_t ext
                                       struct butler_error *err);
 void butler_pages_free(struct butler_pages *pages);
 
-/* An extent with one reference into *extent, its contents undefined; BUTLER_ERROR_MEMORY when the pool is full. */
+/* An extent with one reference into *extent, its contents undefined; BUTLER_ERROR_MEMORY when the pool is full, also of what only
+ * the prefix cache holds. */
 int butler_pages_take(struct butler_pages *pages, uint32_t *extent, struct butler_error *err);
 void butler_pages_share(struct butler_pages *pages, uint32_t extent);
 /* Drops a reference; the last one gives the extent back. */
 void butler_pages_release(struct butler_pages *pages, uint32_t extent);
+
+static inline uint32_t butler_pages_free_extents(const struct butler_pages *pages)
+{
+    return pages->n_extents - pages->n_used + pages->n_unused;
+}
 
 static inline uint64_t butler_pages_held(const struct butler_pages *pages) /* bytes */
 {

@@ -22,6 +22,7 @@ struct butler_policy {
     enum butler_reduce reduce; /* over the heads that share */
     enum butler_budget budget_kind;
     double budget;                     /* tokens, share of the current length, or mass */
+    bool budget_set;                   /* by butler_session_set_budget: text has another */
     bool on_top;                       /* sinks and recent come on top of the budget, not out of it */
     int sinks;                         /* first tokens, always kept */
     int recent;                        /* last tokens, always kept; they count the newest. Superseded by heavy >= 0 */

@@ -48,8 +48,8 @@ int butler_session_set_policy(struct butler_session *session, const char *policy
     struct butler_policy next;
     if (BUTLER_IS_NULL(session, err) || BUTLER_IS_NULL(policy, err))
         return BUTLER_ERROR_ARGUMENT;
-    if (session->policy.method == BUTLER_RETRIEVE &&
-        strcmp(policy, session->policy.text) == 0) /* a plug-in may ask for the same one after every step */
+    if (session->policy.method == BUTLER_RETRIEVE && strcmp(policy, session->policy.text) == 0 &&
+        !session->policy.budget_set) /* a plug-in may ask for the same one after every step */
         return 0;
     int code = butler_policy_parse(session->engine, policy, &next, err);
     if (code < 0 || (code = butler_policy_compile(&next, &session->shape, err)) < 0)

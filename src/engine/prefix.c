@@ -119,6 +119,17 @@ static bool make_room(struct butler_prefix *prefix, uint64_t bytes, const struct
     return true;
 }
 
+bool butler_prefix_spare(void *user, struct butler_pages *pages)
+{
+    struct butler_prefix *prefix = user;
+    for (struct block *block = prefix->oldest; block; block = block->newer)
+        if (!block->children && block->pages == pages && pages->references[block->extents[0]] == 1) {
+            drop(prefix, block);
+            return true;
+        }
+    return false;
+}
+
 /* What keys and values depend on beside the tokens: the beginning of every chain. */
 static uint64_t kind_of(const struct butler_session *session)
 {
@@ -195,7 +206,7 @@ void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *sess
 {
     const uint64_t kind = kind_of(session);
     struct block *parent = NULL;
-    if (session->evicted)
+    if (session->evicted || session->steered)
         return;
     for (int i = 0; i * TOKENS < session->n_dense; i++) {
         const int n = BUTLER_MIN(session->n_dense - i * TOKENS, TOKENS);

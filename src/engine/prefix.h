@@ -11,6 +11,7 @@
 
 #include "base/util.h"
 
+struct butler_pages;
 struct butler_prefix;
 struct butler_session;
 
@@ -22,6 +23,9 @@ void butler_prefix_clear(struct butler_prefix *prefix);
 /* Keeps what of the session's text was read as a prompt from the beginning on and is not known yet: its whole blocks, and if
  * `whole`, the prompt is complete, its last tokens too. Where memory is short it keeps fewer. */
 void butler_prefix_add(struct butler_prefix *prefix, struct butler_session *session, bool whole);
+
+/* Drops the leaf used longest ago of which nobody else holds this pool's extents. False: there is none. */
+bool butler_prefix_spare(void *prefix, struct butler_pages *pages);
 
 /* How many of a prompt's n tokens may come from a cache under this policy: the metric must not have observed any of their
  * queries, and nothing may have been cut while they were read. */

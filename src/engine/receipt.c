@@ -50,6 +50,17 @@ int butler_session_keep_receipt(struct butler_session *session, int every, struc
     return 0;
 }
 
+void butler_receipt_begin(struct butler_session *session)
+{
+    struct butler_receipt_state *receipt = session->receipt;
+    if (!receipt)
+        return;
+    receipt->n_decoded = receipt->n_prompt_cuts = receipt->n_step_cuts = receipt->n_before = 0;
+    receipt->cut_at[0] = receipt->cut_at[1] = -1;
+    receipt->sums = (struct butler_receipt){0};
+    memset(receipt->attention, 0, (size_t)session->n_ctx * sizeof *receipt->attention);
+}
+
 int butler_session_receipt(const struct butler_session *session, struct butler_receipt *receipt, double *attention)
 {
     if (!session || !receipt || !session->receipt)

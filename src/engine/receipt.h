@@ -24,6 +24,9 @@ struct butler_receipt_state {
 
 void butler_receipt_free(struct butler_receipt_state *receipt);
 
+/* The session has another text from now on, or none. */
+void butler_receipt_begin(struct butler_session *session);
+
 /* Whether the decode step that runs is looked at. */
 bool butler_receipt_wanted(const struct butler_session *session);
 /* After the attention of a layer: exact has all its heads; ids[n_ctx] is scratch. */

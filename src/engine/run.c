@@ -158,7 +158,7 @@ static void account(struct progress *progress, const struct butler_part *part, d
     }
     if (!session->drafting)
         butler_session_release_windows(session); /* after the prefix cache has taken its share */
-    if (part->cancelled && !progress->ended)
+    if (part->cancelled && !part->failed)        /* also in the last pass: rows may have been left out */
         cancel(progress);
 }
 

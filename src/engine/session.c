@@ -251,6 +251,7 @@ int butler_fill(struct butler_session *session, int n, uint64_t seed, struct but
         return butler_fail(err, n < 1 ? BUTLER_ERROR_ARGUMENT : BUTLER_ERROR_LENGTH,
                            "%d tokens after %d: a context of %d holds 1 to %d more", n, session->n_past, session->n_ctx,
                            session->n_ctx - session->n_past);
+    session->has_logits = session->stop = false;
     for (int done = 0, m; done < n; done += m) {
         m = BUTLER_MIN(session->engine->n_block, n - done);
         session->failed = true; /* until these tokens are in all layers */

@@ -25,13 +25,15 @@ struct butler_session {
 
     int32_t *tokens; /* [n_ctx] the text so far; -1 where butler_fill made it up */
     int n_past;
-    int n_decoded;  /* tokens decoded since the last prompt: what the stopping rule counts */
-    int n_dense;    /* the first tokens of the text that were read as a prompt, from the beginning on: what others can share */
-    int n_adopted;  /* tokens that the last butler_session_adopt_prefix gave */
-    int n_observed; /* the metric has observed queries of positions below this one */
-    int sparse_end; /* position after the last token that was read sparsely (prompt=) */
-    bool evicted;   /* some token is no longer held */
-    int n_places;   /* rotations by place that the cache has */
+    int n_decoded;      /* tokens decoded since the last prompt: what the stopping rule counts */
+    int n_dense;        /* the first tokens of the text that were read as a prompt, from the beginning on: what others can share */
+    int n_adopted;      /* tokens that the last butler_session_adopt_prefix gave */
+    int n_observed;     /* the metric has observed queries of positions below this one */
+    bool observed_more; /* and queries that the text as a prompt has not: of checks of drafts, of tokens that were taken back */
+    bool steered;       /* a capture was set while tokens were read: their rows are not what the text alone gives */
+    int sparse_end;     /* position after the last token that was read sparsely (prompt=) */
+    bool evicted;       /* some token is no longer held */
+    int n_places;       /* rotations by place that the cache has */
     bool has_logits, failed, stop;
     bool drafting;                /* some tokens may be cut off again: no pages are given back meanwhile */
     int cancelled;                /* set by any thread */

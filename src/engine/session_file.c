@@ -8,8 +8,9 @@
  *            in layers with a window int32 first: the slots before it have been given back; key and value row of every slot;
  *            the metric's records
  *   predict  where the policy has a predictor: uint64 its fingerprint; version 1: the heads of its own attention, as above
- *   lists    where the policy has every= above 1: what the layers go by, int32 at[n_layers] and uint64 units[n_layers]
- *            [n_heads][words] of struct butler_selection
+ *   lists    where the policy has every= above 1, or reads prompts sparsely: what the layers go by, int32 at[n_layers] and uint64
+ *            units[n_layers][n_heads][words] of struct butler_selection
+ *   sparse   if SPARSE: int32 sparse_end
  *   digest   XXH3-64 of all bytes before it
  */
 #include <stdio.h>
@@ -29,10 +30,20 @@ struct file_header {
     int32_t n_ctx;
     int8_t kv_type, hadamard; /* hadamard: keys are stored behind that transform (kv.h) */
     int16_t activation_bits;  /* 0, in files of version 0.2: 16 */
-    int32_t n_past, n_decoded, n_dense, n_observed, evicted, has_logits, n_policy, n_vocab;
+    int32_t n_past, n_decoded, n_dense, n_observed, flags, has_logits, n_policy, n_vocab;
     int32_t n_layers, n_kv_heads, head_dim, record_slots;
     uint64_t record_bytes;
 };
+
+/* In header.flags. SPARSE: prompts are read sparsely; files of version 0.3.0 and before have neither sparse_end nor lists then. */
+enum { EVICTED = 1, GUIDED = 2, OBSERVED_MORE = 4, STEERED = 8, STOP = 16, SPARSE = 32, ALL_FLAGS = 63 };
+
+static int flags_of(const struct butler_session *session)
+{
+    return (session->evicted ? EVICTED : 0) | (session->policy.plan.guided ? GUIDED : 0) |
+           (session->observed_more ? OBSERVED_MORE : 0) | (session->steered ? STEERED : 0) | (session->stop ? STOP : 0) |
+           (session->policy.prompt > 0 ? SPARSE : 0);
+}
 
 /* ------------------------------------------------------------------------------------------------- saving */
 
@@ -93,10 +104,15 @@ static size_t list_bytes(const struct butler_session *session)
 static int write_lists(struct butler_writer *writer, const struct butler_session *session, struct butler_error *err)
 {
     const struct butler_selection *selection = &session->selection;
-    if (session->policy.every <= 1)
-        return 0;
-    const int code = butler_write(writer, selection->at, (size_t)session->shape.n_layers * sizeof *selection->at, err);
-    return code < 0 ? code : write_device(writer, session->engine->backend, selection->units, list_bytes(session), err);
+    const int32_t sparse_end = session->sparse_end;
+    int code = 0;
+    if (session->policy.every > 1 || session->policy.prompt > 0) {
+        code = butler_write(writer, selection->at, (size_t)session->shape.n_layers * sizeof *selection->at, err);
+        code = code < 0 ? code : write_device(writer, session->engine->backend, selection->units, list_bytes(session), err);
+    }
+    if (code == 0 && session->policy.prompt > 0)
+        code = butler_write(writer, &sparse_end, sizeof sparse_end, err);
+    return code;
 }
 
 /* Everything but the digest. */
@@ -113,7 +129,7 @@ static int write_session(struct butler_writer *writer, const struct butler_sessi
         .n_decoded = session->n_decoded,
         .n_dense = session->n_dense,
         .n_observed = session->n_observed,
-        .evicted = session->evicted,
+        .flags = flags_of(session),
         .has_logits = session->has_logits,
         .n_policy = (int32_t)strlen(session->policy.text),
         .n_vocab = session->model->hp.n_vocab,
@@ -192,10 +208,11 @@ static const void *take(struct cursor *cursor, size_t n_bytes, const char *what,
 
 static bool sizes_are_possible(const struct file_header *header)
 {
-    return header->n_ctx >= 1 && header->n_past >= 0 && header->n_past <= header->n_ctx && header->n_decoded >= 0 &&
-           header->n_decoded <= header->n_past && header->n_dense >= 0 && header->n_dense <= header->n_past &&
-           header->n_observed >= 0 && header->n_observed <= header->n_past && (header->evicted == 0 || header->evicted == 1) &&
-           header->kv_type >= 0 && header->kv_type < BUTLER_N_KV_TYPES && (header->hadamard == 0 || header->hadamard == 1) &&
+    return header->n_ctx >= 1 && header->n_ctx <= 1 << 28 && header->n_past >= 0 && header->n_past <= header->n_ctx &&
+           header->n_decoded >= 0 && header->n_decoded <= header->n_past && header->n_dense >= 0 &&
+           header->n_dense <= header->n_past && header->n_observed >= 0 && header->n_observed <= header->n_past &&
+           (header->flags & ~ALL_FLAGS) == 0 && header->kv_type >= 0 && header->kv_type < BUTLER_N_KV_TYPES &&
+           (header->hadamard == 0 || header->hadamard == 1) &&
            (header->activation_bits == 0 || header->activation_bits == 8 || header->activation_bits == 16) &&
            header->n_policy >= 1 && header->n_policy < (int)sizeof((struct butler_policy *)NULL)->text;
 }
@@ -428,6 +445,19 @@ static int read_lists(struct cursor *cursor, struct butler_session *session, int
     return 0;
 }
 
+static int read_sparse_end(struct cursor *cursor, struct butler_session *session, struct butler_error *err)
+{
+    int32_t end;
+    const void *from = take(cursor, sizeof end, "the end of what was read sparsely", err);
+    if (!from)
+        return BUTLER_ERROR_FORMAT;
+    memcpy(&end, from, sizeof end);
+    if (end < 0 || end > session->n_past)
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: read sparsely up to token %d of %d", cursor->path, end, session->n_past);
+    session->sparse_end = end;
+    return 0;
+}
+
 static int read_session(struct cursor *cursor, struct butler_session *session, const struct file_header *header,
                         struct butler_error *err)
 {
@@ -440,7 +470,12 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     session->n_dense = header->n_dense;
     session->sparse_end = session->policy.prompt > 0 ? header->n_past : 0;
     session->n_observed = header->n_observed;
-    session->evicted = header->evicted;
+    session->evicted = (header->flags & EVICTED) != 0;
+    session->observed_more = (header->flags & OBSERVED_MORE) != 0;
+    session->steered = (header->flags & STEERED) != 0;
+    session->stop = (header->flags & STOP) != 0;
+    if (header->flags & GUIDED)
+        butler_plan_guide(&session->policy.plan);
     if (header->has_logits) {
         if (!(from = take(cursor, (size_t)header->n_vocab * sizeof(float), "the logits", err)))
             return BUTLER_ERROR_FORMAT;
@@ -451,8 +486,10 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
         if (read_layer(cursor, session, &session->kv, l, err) < 0)
             return BUTLER_ERROR_FORMAT;
     butler_session_release_windows(session);
+    const bool sparse = (header->flags & SPARSE) != 0;
     if ((session->predict && read_predict(cursor, session, err) < 0) ||
-        (session->policy.every > 1 && read_lists(cursor, session, header->n_ctx, err) < 0))
+        ((session->policy.every > 1 || sparse) && read_lists(cursor, session, header->n_ctx, err) < 0) ||
+        (sparse && read_sparse_end(cursor, session, err) < 0))
         return BUTLER_ERROR_FORMAT;
     if (cursor->at != cursor->size)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: %zu bytes too many at byte %zu", cursor->path, cursor->size - cursor->at,

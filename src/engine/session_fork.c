@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/predict.h"
+#include "engine/receipt.h"
 #include "engine/schedule.h"
 #include "engine/session.h"
 
@@ -38,6 +39,8 @@ static void copy_text(struct butler_session *to, const struct butler_session *fr
     to->n_decoded = from->n_decoded;
     to->n_dense = from->n_dense;
     to->n_observed = from->n_observed;
+    to->observed_more = from->observed_more;
+    to->steered = from->steered;
     to->sparse_end = from->sparse_end;
     to->evicted = from->evicted;
     to->has_logits = from->has_logits;
@@ -75,6 +78,8 @@ int butler_session_copy(struct butler_session *to, struct butler_session *from, 
     if (butler_steps_copy(&to->steps, from->steps, from->model->hp.n_vocab, err) < 0)
         return BUTLER_ERROR_MEMORY;
     copy_text(to, from);
+    to->policy = from->policy; /* a budget that was set, and whether it drafts or rests */
+    butler_receipt_begin(to);
     return 0;
 }
 
@@ -84,10 +89,6 @@ struct butler_session *butler_session_fork(struct butler_session *session, struc
         return NULL;
     const struct butler_session_params params = {.n_ctx = session->n_ctx, .kv_type = session->kv_type, .seed = session->seed};
     struct butler_session *fork = butler_session_make(session->engine, &session->policy, &params, err);
-    if (fork && session->policy.plan.idle)
-        butler_plan_idle(&fork->policy.plan);
-    if (fork && session->policy.plan.guided)
-        butler_plan_guide(&fork->policy.plan);
     if (fork && butler_session_copy(fork, session, err) < 0) {
         butler_session_free(fork);
         return NULL;
@@ -131,10 +132,13 @@ bool butler_session_can_adopt(const struct butler_policy *to, const struct butle
     return to->plan.observe[0] == 0;
 }
 
-/* What the policy goes by was not observed: by a session whose budget covers all, or whose records ended with the prompt. */
+/* What the policy goes by was not observed: by a session whose budget covers all, whose records ended with the prompt, or which
+ * observed only what it checked. */
 static bool lacks_observations(const struct butler_policy *to, const struct butler_session *from)
 {
-    return to->plan.observe[0] > 0 && (from->policy.plan.idle || (from->kv.records_off && to->plan.observe[1] > 0));
+    return to->plan.observe[0] > 0 &&
+           (from->policy.plan.idle || (from->kv.records_off && to->plan.observe[1] > 0) ||
+            (from->policy.plan.guided && !to->plan.guided && (from->observed_more || from->n_decoded > 0)));
 }
 
 int butler_session_adopt(struct butler_session *session, struct butler_session *from, struct butler_error *err)
@@ -158,6 +162,8 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
     for (int l = 0; l < from->kv.n_layers; l++)
         share_layer(&session->kv, &from->kv, l, norms, records);
     copy_text(session, from);
+    if (!records)
+        session->n_observed = session->observed_more = 0;
     bool late = false; /* what the other policy's budget put off is wanted here */
     for (int l = 0; l < session->shape.n_layers; l++)
         late = late || butler_policy_defers(&from->policy, l, session->shape.n_layers, from->n_past);
@@ -199,6 +205,7 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         session->kv.fault.code = 0;
         session->kv.lost = false;
         session->n_adopted = 0;
+        butler_receipt_begin(session);
     }
     for (int l = 0; l < session->kv.n_layers; l++) {
         butler_kv_truncate(&session->kv, l, n);
@@ -220,6 +227,8 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
     session->n_dense = BUTLER_MIN(session->n_dense, n);
     session->sparse_end = BUTLER_MIN(session->sparse_end, n);
     session->n_observed = BUTLER_MIN(session->n_observed, n);
+    session->observed_more = n > 0 && (session->observed_more || session->policy.plan.guided);
+    session->steered = session->steered && n > 0;
     session->evicted = session->evicted && n > 0;
     session->has_logits = session->stop = false;
     session->failed = session->kv.fault.code < 0;
