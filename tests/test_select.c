@@ -101,6 +101,34 @@ static void test_top(void **state)
     }
 }
 
+/* The sample of a long list is misleading: exactly k scores reach the lower bound that it gives, or one more, or one less. */
+static void test_unlucky_samples(void **state)
+{
+    enum { N = 4096, STRIDE = 16, SAMPLED = 77, K = 2048 };
+    uint64_t random = 7;
+    (void)state;
+    for (int round = 0; round < 15; round++) {
+        float scores[N], scratch[MAX];
+        uint32_t ids[N];
+        bool kept[MAX];
+        for (int from = 0; from < N / STRIDE; from++) { /* the sample: i of them reach N - i */
+            const int i = (from * SAMPLED) % (N / STRIDE);
+            scores[from * STRIDE] = (float)(N - i);
+        }
+        /* The bound is that of the 177th of 256: 128 are expected among the highest half, and 4 √128 + 4 are the margin. */
+        const float low = (float)(N - 176);
+        int n_above = K - 177 + round % 3 - 1;
+        for (int i = 0; i < N; i++)
+            if (i % STRIDE != 0)
+                scores[i] = n_above-- > 0 ? low + 0.25f + 0.5f * butler_random_float(&random) : -1 - butler_random_float(&random);
+        naive(scores, N, K, 0, 0, kept);
+        assert_int_equal(butler_select_top(kernels_of_round(round), scores, N, K, 0, 0, scratch, ids), K);
+        for (int i = 0, j = 0; i < N; i++)
+            if (kept[i])
+                assert_int_equal(ids[j++], i);
+    }
+}
+
 static void test_mass(void **state)
 {
     uint64_t random = 2;
@@ -143,6 +171,7 @@ static void test_mass(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_top), cmocka_unit_test(test_mass)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_top), cmocka_unit_test(test_unlucky_samples),
+                                       cmocka_unit_test(test_mass)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

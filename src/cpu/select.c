@@ -126,6 +126,10 @@ static bool between(const struct butler_kernels *kernels, const float *scores, i
     const int n_between = kernels->keep_between(values, scores + first, low, high, n, &n_high);
     if (n_high >= k || n_high + n_between < k)
         return false;
+    if (n_high + n_between == k) { /* any lower bound would do for what is between, but not for the rest */
+        *bound = low;
+        return true;
+    }
     return kth_highest(kernels, values, n_between, k - n_high, bound);
 }
 
