@@ -133,6 +133,15 @@ def test_text_that_cannot_be_read(tmp_path):
         refuses(FAILED, command, "-m", GQA, "-f", tmp_path, says=[tmp_path])
 
 
+@pytest.mark.parametrize("tensor", ["ffn_gate_exps.bias", "ffn_up_exps.bias"])
+def test_nan_before_a_clamp(tmp_path, tensor):
+    model = Gguf(MODELS / "gpt-oss.gguf")
+    dims, kind, data = model.tensors[f"blk.0.{tensor}"]
+    model.tensors[f"blk.0.{tensor}"] = (dims, kind, struct.pack("<f", math.nan) * (len(data) // 4))
+    model.write(tmp_path / "nan.gguf")
+    refuses(FAILED, "logits", "-m", tmp_path / "nan.gguf", "-p", "a b", says=["not numbers"])
+
+
 def test_model_that_gives_nan(tmp_path):
     model = Gguf(GQA)
     dims, kind, data = model.tensors["output_norm.weight"]

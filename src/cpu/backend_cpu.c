@@ -109,13 +109,13 @@ static void activate_piece(const struct rows_job *job, int piece)
         break;
     case BUTLER_SWIGLU_CLAMPED:
         for (int i = 0; gate && i < n; i++) {
-            const float g = fminf(gate[i], 7), u = fmaxf(fminf(y[i], 7), -7);
+            const float g = gate[i] > 7 ? 7 : gate[i], u = y[i] > 7 ? 7 : y[i] < -7 ? -7 : y[i]; /* NaN stays, and is found */
             y[i] = (u + 1) * g / (1 + expf(-1.702f * g));
         }
         return;
     case BUTLER_RELU:
         for (int i = 0; i < n; i++)
-            x[i] = x[i] > 0 ? x[i] : 0;
+            x[i] = x[i] < 0 ? 0 : x[i];
         break;
     }
     for (int i = 0; gate && i < n; i++)

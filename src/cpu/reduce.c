@@ -21,7 +21,7 @@ static void reduce_mean_log(float *x, size_t stride, int n_heads, int n)
             max = fmaxf(max, x[(size_t)h * stride + (size_t)i]);
         for (int h = 0; h < n_heads; h++)
             sum += expf(x[(size_t)h * stride + (size_t)i] - max);
-        x[i] = max + logf(sum / (float)n_heads);
+        x[i] = max > -INFINITY ? max + logf(sum / (float)n_heads) : max; /* all -inf: a value of zeros under a norm */
     }
 }
 

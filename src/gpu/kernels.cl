@@ -594,7 +594,7 @@ static float activated(float x, int kind)
     case 2: /* gelu_erf */
         return 0.5f * x * (1 + erf(x * 0.70710678f));
     default: /* relu */
-        return x > 0 ? x : 0.0f;
+        return x < 0 ? 0.0f : x;
     }
 }
 
@@ -611,8 +611,8 @@ KERNEL activate(BUFFER(up), BUFFER(gate), int up_stride, int dim, int kind)
     }
     const float g = AT(float, gate)[(ulong)GROUP(0) * (ulong)dim + (ulong)i];
     if (kind == 4) { /* swiglu_clamped */
-        const float top = fmin(g, 7.0f);
-        *u = (fmax(fmin(*u, 7.0f), -7.0f) + 1) * top / (1 + exp(-1.702f * top));
+        const float top = g > 7.0f ? 7.0f : g, within = *u > 7.0f ? 7.0f : *u < -7.0f ? -7.0f : *u; /* NaN stays, and is found */
+        *u = (within + 1) * top / (1 + exp(-1.702f * top));
     } else
         *u = activated(g, kind) * *u;
 }

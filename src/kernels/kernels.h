@@ -265,7 +265,7 @@ const struct butler_kernels *butler_kernels_get(const char *isa);
 /* ISA names this build and CPU have, best first, NULL-terminated. */
 const char *const *butler_kernels_available(void);
 
-/* Each fills a table that holds the ISA below. kernels.c alone calls these, and only on a CPU that has the instructions. */
+/* Each fills a table that holds the ISA below. dispatch.c alone calls these, and only on a CPU that has the instructions. */
 extern const struct butler_kernels butler_kernels_ref;
 void butler_kernels_avx2(struct butler_kernels *table);
 void butler_kernels_avx512(struct butler_kernels *table);

@@ -65,8 +65,8 @@ static void gelu(float *y, int n)
 
 static float max(const float *x, int n)
 {
-    float m = x[0];
-    for (int i = 1; i < n; i++)
+    float m = -INFINITY; /* NaN is passed over */
+    for (int i = 0; i < n; i++)
         m = x[i] > m ? x[i] : m;
     return m;
 }

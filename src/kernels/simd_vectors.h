@@ -139,17 +139,18 @@ static void gelu(float *y, int n)
 #undef ACTIVATED
 }
 
+/* From minus infinity on; NaN is passed over, as in group_max. */
 static float max(const float *x, int n)
 {
-    vec a = vec_set1(x[0]), b = a;
+    vec a = vec_set1(-INFINITY), b = a;
     int i = 0;
     for (; i + 2 * VEC <= n; i += 2 * VEC) {
-        a = vec_max(a, vec_load(x + i));
-        b = vec_max(b, vec_load(x + i + VEC));
+        a = vec_max(vec_load(x + i), a);
+        b = vec_max(vec_load(x + i + VEC), b);
     }
     for (; i + VEC <= n; i += VEC)
-        a = vec_max(a, vec_load(x + i));
-    b = vec_max(b, vec_keep(vec_load_some(x + i, n - i), b, n - i));
+        a = vec_max(vec_load(x + i), a);
+    b = vec_max(vec_keep(vec_load_some(x + i, n - i), b, n - i), b);
     return vec_max_all(vec_max(a, b));
 }
 
