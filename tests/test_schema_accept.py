@@ -210,3 +210,59 @@ def test_the_published_suite(acceptor):
     n_valid = sum(test["valid"] and accepted for _, _, test, accepted in tests)
     n_refused = sum(test["valid"] and not accepted for _, _, test, accepted in tests)
     assert n_invalid >= 357 and n_valid >= 288 and n_refused <= 213
+
+
+# ---------------------------------------------------------------------------------------------- what a review found
+
+SPACES = [chr(c) for c in (*range(9, 14), 28, 29, 30, 31, 32, 0x85, 0xa0, 0x1680, *range(0x2000, 0x200b), 0x2028, 0x2029, 0x202f, 0x205f, 0x3000, 0xfeff)]
+
+
+CLASSES = {r"\s": lambda space, c: space, r"\S": lambda space, c: not space, r"[\s]": lambda space, c: space, r"[^\s]": lambda space, c: not space,
+           r"[\S]": lambda space, c: not space, r"[^\S]": lambda space, c: space, r"[^\s@]": lambda space, c: not space and c != "@",
+           r"[^\Sa]": lambda space, c: space, r"[\s@]": lambda space, c: space or c == "@"}
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+def test_white_space_of_patterns(acceptor, pattern):
+    """Nothing is accepted that Python or ECMAScript refuses: they differ in U+001C to U+001F, U+0085 and U+FEFF."""
+    texts = [*SPACES, "a", "@", "0", "\u00e9"]
+    verdicts = acceptor.verdicts([json.dumps(text, ensure_ascii=False) for text in texts], schema={"type": "string", "pattern": f"^{pattern}$"})
+    for text, verdict in zip(texts, verdicts):
+        python, ecma = text in SPACES and text != "\ufeff", text in SPACES and text not in "\x1c\x1d\x1e\x1f\x85"
+        assert bool(re.fullmatch(pattern, text)) == CLASSES[pattern](python, text)
+        assert verdict != ACCEPTED or CLASSES[pattern](python, text) and CLASSES[pattern](ecma, text), (pattern, text)
+    assert ACCEPTED in verdicts
+
+
+def test_large_integers_are_not_rounded(acceptor):
+    near = {"allOf": [{"enum": [9007199254740993]}, {"enum": [9007199254740992]}]}
+    with pytest.raises(Refused, match="no JSON value"):
+        acceptor.verdicts(["9007199254740993"], schema=near)
+    assert acceptor.verdicts(["1"], schema={"allOf": [{"enum": [1]}, {"enum": [1.0, 2]}]}) == [ACCEPTED]
+
+
+def test_ids_below_the_root(acceptor):
+    """#/... within a schema that has an $id of its own begins there."""
+    inner = {"$id": "http://x/inner", "definitions": {"a": {"type": "string"}}, "$ref": "#/definitions/a"}
+    with pytest.raises(Refused, match=r"\$id"):
+        acceptor.verdicts(['"a"'], schema={"definitions": {"a": {"type": "integer"}}, "properties": {"x": inner}})
+    plain = {"$id": "http://x/", "properties": {"x": {"$id": "http://x/y", "type": "integer"}, "y": {"const": {"$id": "z", "$ref": "#/a"}}}}
+    assert acceptor.verdicts(['{"x": 1}'], schema=plain) == [ACCEPTED]
+
+
+def cpu_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_large_alternatives_end_soon(acceptor):
+    """The same alternatives twice, and others that are as large, differing in their last property."""
+    def alternatives(n, size, last):
+        return {"anyOf": [{"properties": {**{f"p{k}": True for k in range(size)}, last: {"const": i}}} for i in range(n)]}
+    for schema in ({"allOf": [alternatives(200, 500, "z")] * 2}, {"allOf": [alternatives(200, 500, "z"), alternatives(200, 500, "y")]}):
+        begin = cpu_seconds(acceptor.process.pid)
+        try:
+            acceptor.verdicts(["{}"], schema=schema)
+        except Refused as error:
+            assert "large" in str(error) or "bytes" in str(error)
+        assert cpu_seconds(acceptor.process.pid) - begin < 3

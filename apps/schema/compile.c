@@ -400,8 +400,42 @@ static int compile_flat(struct schema_compiler *c, const json_t *flat)
 
 /* ------------------------------------------------------------------------------------------------ public */
 
+/* What is data, not a schema. */
+static bool is_data(const char *keyword)
+{
+    return strcmp(keyword, "enum") == 0 || strcmp(keyword, "const") == 0 || strcmp(keyword, "default") == 0 ||
+           strcmp(keyword, "examples") == 0;
+}
+
+static bool refers_to_root(const json_t *value)
+{
+    const char *key, *ref = json_string_value(json_object_get(value, "$ref"));
+    const json_t *child;
+    size_t i;
+    bool found = ref && ref[0] == '#';
+    json_object_foreach((json_t *)value, key, child) found = found || (!is_data(key) && refers_to_root(child));
+    json_array_foreach(value, i, child) found = found || refers_to_root(child);
+    return found;
+}
+
+/* In a schema with an $id, #/... begins there, not at the root. */
+static void check_ids(struct schema_compiler *c, const json_t *value)
+{
+    const char *key, *id = json_string_value(json_object_get(value, "$id"));
+    const json_t *child;
+    size_t i;
+    if (id && id[0] != '#' && value != c->root) {
+        if (refers_to_root(value))
+            schema_cannot(c, "$id", "$ref '#/...' within the schema with the $id '%.80s' is not supported", id);
+        return;
+    }
+    json_object_foreach((json_t *)value, key, child) if (!is_data(key)) check_ids(c, child);
+    json_array_foreach(value, i, child) check_ids(c, child);
+}
+
 static char *compile_root(struct schema_compiler *c)
 {
+    check_ids(c, c->root);
     const int rule = schema_compile(c, c->root);
     if (rule == SCHEMA_NEVER)
         schema_fail(c, "no JSON value can satisfy the schema");

@@ -94,12 +94,40 @@ static void push(struct schema_compiler *c, json_t *array, const json_t *value)
         schema_no_memory(c);
 }
 
+/* json_equal, whose work counts: schemas of many alternatives are compared pair by pair. */
+static bool equal(struct schema_compiler *c, const json_t *a, const json_t *b)
+{
+    const char *key;
+    const json_t *value;
+    size_t i;
+    bool same = true;
+    if (++c->n_compared % 64 == 0)
+        schema_step(c, 1);
+    if (a == b)
+        return true;
+    if (!json_is_object(a) && !json_is_array(a))
+        return json_equal(a, b);
+    if (json_typeof(a) != json_typeof(b) || json_object_size(a) != json_object_size(b) || json_array_size(a) != json_array_size(b))
+        return false;
+    if (json_is_array(a)) {
+        json_array_foreach(a, i, value) if (!(same = equal(c, value, json_array_get(b, i)))) break;
+        return same;
+    }
+    json_object_foreach((json_t *)a, key, value)
+    {
+        const json_t *other = json_object_get(b, key);
+        if (!(same = other && equal(c, value, other)))
+            break;
+    }
+    return same;
+}
+
 /* A schema for what both accept. NULL: true. */
 static const json_t *both(struct schema_compiler *c, const json_t *a, const json_t *b)
 {
     if (!a || !b)
         return a ? a : b;
-    if (json_is_true(a) || json_is_false(b) || json_equal(a, b))
+    if (json_is_true(a) || json_is_false(b) || equal(c, a, b))
         return b;
     if (json_is_true(b) || json_is_false(a))
         return a;
@@ -155,9 +183,12 @@ bool schema_contains(const json_t *array, const json_t *value)
 {
     size_t i;
     const json_t *item;
-    json_array_foreach(array, i,
-                       item) if (json_equal(item, value) || (json_is_number(item) && json_is_number(value) &&
-                                                             json_number_value(item) == json_number_value(value))) return true;
+    json_array_foreach(array, i, item)
+    {
+        const bool numbers = json_is_number(item) && json_is_number(value) && json_typeof(item) != json_typeof(value);
+        if (numbers ? json_number_value(item) == json_number_value(value) : json_equal(item, value))
+            return true;
+    }
     return false;
 }
 
@@ -166,6 +197,8 @@ static const json_t *merge_lists(struct schema_compiler *c, enum merge how, cons
     json_t *result = schema_keep(c, json_array());
     size_t i, k;
     const json_t *x, *y;
+    if (how == MERGE_PRODUCT && equal(c, a, b))
+        return a;
     json_array_foreach(a, i, x)
     {
         if (how == MERGE_PRODUCT)

@@ -112,7 +112,9 @@ static struct set complement(struct reader *r, const struct set *set)
     return out;
 }
 
-static void add_class(struct reader *r, struct set *set, char letter)
+/* negated: the set is complemented later. White space is written as ECMAScript's and Python's ASCII alone, and what is none of it
+ * as what neither counts: such a set is never wider than the pattern's. */
+static void add_class(struct reader *r, struct set *set, char letter, bool negated)
 {
     static const struct range digits[] = {{'0', '9'}}, words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
                               spaces[] = {{9, 13},          {' ', ' '},       {0x1c, 0x1f},     {0x85, 0x85},
@@ -120,7 +122,7 @@ static void add_class(struct reader *r, struct set *set, char letter)
                                           {0x202f, 0x202f}, {0x205f, 0x205f}, {0x3000, 0x3000}, {0xfeff, 0xfeff}};
     const char lower = (char)(letter | 0x20);
     const struct range *ranges = lower == 'd' ? digits : lower == 'w' ? words : spaces;
-    const int n = lower == 'd' ? 1 : lower == 'w' ? 4 : letter == 's' ? 2 : 12;
+    const int n = lower == 'd' ? 1 : lower == 'w' ? 4 : (letter == 's') != negated ? 2 : 12;
     struct set part = {.n = 0};
     for (int i = 0; i < n; i++)
         add(r, &part, ranges[i].low, ranges[i].high);
@@ -197,7 +199,7 @@ static uint32_t read_hex(struct reader *r, int n)
 }
 
 /* The character that is next, escapes included, or a class that is added to the set: then *is_class. */
-static uint32_t read_char(struct reader *r, struct set *set, bool *is_class)
+static uint32_t read_char(struct reader *r, struct set *set, bool negated, bool *is_class)
 {
     *is_class = false;
     uint32_t code = 0;
@@ -211,7 +213,7 @@ static uint32_t read_char(struct reader *r, struct set *set, bool *is_class)
     const char letter = *++r->at;
     if (letter && strchr("dDwWsS", letter)) {
         r->at++;
-        add_class(r, set, letter);
+        add_class(r, set, letter, negated);
         *is_class = true;
         return 0;
     }
@@ -241,11 +243,11 @@ static int read_set(struct reader *r)
     r->at += 1 + negated;
     while (*r->at != ']') {
         bool is_class, high_is_class;
-        const uint32_t low = read_char(r, &set, &is_class);
+        const uint32_t low = read_char(r, &set, negated, &is_class);
         uint32_t high = low;
         if (r->at[0] == '-' && r->at[1] && r->at[1] != ']') {
             r->at++;
-            high = read_char(r, &set, &high_is_class);
+            high = read_char(r, &set, negated, &high_is_class);
             if (is_class || high_is_class)
                 refuse(r, "a class is no end of a range");
         }
@@ -344,7 +346,7 @@ static int read_atom(struct reader *r)
         refuse(r, *r->at == '^' || *r->at == '$' ? "'^' and '$' are supported only at the ends of the whole pattern's alternatives"
                                                  : "this character needs a \\ before it");
     else {
-        const uint32_t code = read_char(r, &set, &is_class);
+        const uint32_t code = read_char(r, &set, false, &is_class);
         if (!is_class)
             add(r, &set, code, code);
         node = put_set(r, &set);
