@@ -142,6 +142,12 @@ def test_nan_before_a_clamp(tmp_path, tensor):
     refuses(FAILED, "logits", "-m", tmp_path / "nan.gguf", "-p", "a b", says=["not numbers"])
 
 
+def test_quantize_leaves_what_chooses_experts(tmp_path):
+    butler("quantize", MODELS / "gpt-oss.gguf", tmp_path / "q.gguf", "Q8_0")
+    kinds = {name: kind for name, (_, kind, _) in Gguf(tmp_path / "q.gguf").tensors.items()}
+    assert kinds["blk.0.ffn_gate_inp.weight"] == 0 and kinds["blk.0.ffn_gate_exps.weight"] == 8
+
+
 def test_model_that_gives_nan(tmp_path):
     model = Gguf(GQA)
     dims, kind, data = model.tensors["output_norm.weight"]

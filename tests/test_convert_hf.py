@@ -385,6 +385,22 @@ def test_vocab_and_merges(llama):
     assert convert(llama).read_bytes() == whole
 
 
+def test_vocab_and_merges_of_another_class(llama):
+    """The class says how texts are cut; every place that names special tokens counts, so that no user's text spells one."""
+    data = json.loads((llama / "tokenizer.json").read_text())
+    vocab = {text: i for text, i in data["model"]["vocab"].items() if i < 93}
+    (llama / "tokenizer.json").unlink()
+    (llama / "vocab.json").write_text(json.dumps(vocab))
+    (llama / "merges.txt").write_text("#version: 0.2\na b\n")
+    (llama / "added_tokens.json").write_text(json.dumps({"<|im_start|>": 93, "<plain>": 94}))
+    (llama / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["<|im_start|>"]}))
+    change_json(llama / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer", bos_token=None, added_tokens_decoder={"95": {"content": "<|im_end|>", "special": True}})
+    values, _ = model(llama)
+    assert values["tokenizer.ggml.pre"] == "qwen2" and values["tokenizer.ggml.token_type"][93:] == [CONTROL, USER_DEFINED, CONTROL]
+    change_json(llama / "tokenizer_config.json", tokenizer_class="OtherTokenizer")
+    refused(llama, "OtherTokenizer", "--pre")
+
+
 def test_added_token_without_a_row(llama):
     change_json(llama / "tokenizer.json", added_tokens=[{"id": 96, "content": "<image>", "special": True}])
     out = llama.with_suffix(".gguf")

@@ -25,11 +25,12 @@ int butler_quantize_file_type(enum butler_type type)
                                  : -1;
 }
 
-/* Whether it stays as exact as it is: a vector, or one vector for each expert or head. */
+/* Whether it stays as exact as it is: a vector, or one vector for each expert or head; or the small matrix that chooses experts. */
 static bool is_vector(const struct butler_tensor *tensor)
 {
     const size_t n = strlen(tensor->name);
-    return tensor->n_dims == 1 || n < 7 || strcmp(tensor->name + n - 7, ".weight") != 0 || strstr(tensor->name, "norm.weight");
+    return tensor->n_dims == 1 || n < 7 || strcmp(tensor->name + n - 7, ".weight") != 0 || strstr(tensor->name, "norm.weight") ||
+           strstr(tensor->name, "ffn_gate_inp.weight");
 }
 
 /* The type a tensor gets, and the reason if it is not the requested one. */

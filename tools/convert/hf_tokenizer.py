@@ -153,18 +153,36 @@ def scores_of(tokens, merges):
     return [-float(rank.get(token, len(merges))) for token in tokens]
 
 
+def special_texts(folder, settings):
+    """The texts of special tokens, wherever older files name them."""
+    found = {token["content"] for token in (settings.get("added_tokens_decoder") or {}).values() if token.get("special")}
+    for source in (read_json(folder / "special_tokens_map.json", optional=True) or {}, settings):
+        for name, value in source.items():
+            for token in value if name == "additional_special_tokens" and isinstance(value, list) else [value] if name.endswith("_token") else []:
+                text = token.get("content") if isinstance(token, dict) else token
+                found |= {text} if isinstance(text, str) else set()
+    return found
+
+
+# What classes without a tokenizer.json cut texts by, as GGUF calls it. Others are named by hand.
+CLASSES = {"GPT2Tokenizer": "gpt-2", "CodeGenTokenizer": "gpt-2", "Qwen2Tokenizer": "qwen2"}
+
+
+def pre_of_class(folder, settings):
+    name = (settings.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
+    if name not in CLASSES:
+        raise Failure(f"{folder}: how the class {name} cuts texts stands in no file; name GGUF's pre-tokenizer with --pre NAME")
+    return CLASSES[name]
+
+
 def read_vocab_and_merges(folder, settings):
     """The older pair of files, as of GPT-2 and OPT, in the form of a tokenizer.json."""
     merges = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
     merges = [m for i, m in enumerate(merges) if m and not (i == 0 and m.startswith("#version"))]
-    special = {}
-    for source in (read_json(folder / "special_tokens_map.json", optional=True) or {}, settings):
-        for name, token in source.items():
-            text = token.get("content") if isinstance(token, dict) else token
-            if name.endswith("_token") and isinstance(text, str):
-                special[text] = True
+    special = special_texts(folder, settings)
     vocab = read_json(folder / "vocab.json")
-    more = read_json(folder / "added_tokens.json", optional=True) or {}
+    more = {token["content"]: int(i) for i, token in (settings.get("added_tokens_decoder") or {}).items()}
+    more.update(read_json(folder / "added_tokens.json", optional=True) or {})
     added = [{"id": i, "content": t, "special": t in special} for t, i in {**vocab, **more}.items() if t in special or t in more]
     byte_level = {"type": BYTES, "add_prefix_space": settings.get("add_prefix_space", False)}
     return {"model": {"type": "BPE", "vocab": vocab, "merges": merges}, "added_tokens": added, "pre_tokenizer": byte_level}
@@ -200,8 +218,9 @@ def add_sentencepiece(writer, path, settings, n_vocab):
     tokens, scores, types, prefix = sentencepiece(path)
     added = {int(i): t for i, t in (settings.get("added_tokens_decoder") or {}).items()}
     extra = read_json(path.parent / "added_tokens.json", optional=True) or {}
+    special = special_texts(path.parent, settings)
     for text, i in extra.items():
-        added.setdefault(i, {"content": text, "special": False})
+        added.setdefault(i, {"content": text, "special": text in special})
     added = with_rows(added, n_vocab)
     n = max([n_vocab, len(tokens), *(i + 1 for i in added)])
     if n_vocab and n > n_vocab:
@@ -278,7 +297,7 @@ def add(writer, folder, config, generation, n_vocab, pre):
         tokens = add_bpe(writer, folder / "tokenizer.json", data, n_vocab, pre)
     elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
         data = read_vocab_and_merges(folder, settings)
-        tokens = add_bpe(writer, folder / "vocab.json", data, n_vocab, pre)
+        tokens = add_bpe(writer, folder / "vocab.json", data, n_vocab, pre or pre_of_class(folder, settings))
     else:
         raise Failure(f"{folder}: no tokenizer.json, no tokenizer.model, and not both of vocab.json and merges.txt")
     add_special(writer, settings, config, generation, tokens, data)
