@@ -164,6 +164,15 @@ CONSTRUCTS = r"""
 {% generation %}{{ 1 }}{% endgeneration %} {{ strftime_now('%d %b %Y %H:%M %A') }}
 {% raw %}{{ x }}{% if %}{% endraw %} {# comment #} x {#- c -#} y {{ '}}' }} {{ {'a': {'b': 1}}}} {{ "%}" }}
 {%- if messages[0]['role'] == 'system' -%} {%- set s = messages[0]['content'] -%} {%- else -%} {%- set s = '' -%} {%- endif -%} {{- s -}} x
+{{ 'abcabc'.find('b', 2) }} {{ 'abcabc'.find('b', 2, 4) }} {{ 'äbcäbc'.find('ä', 1) }} {{ 'abc'.find('', 5) }} {{ 'abc'.find('', 3) }} {{ 'abcabc'.rfind('b', 0, 4) }} {{ 'abcabc'.rfind('a', -2) }}
+{{ 'äbäb'.count('ä', 1) }} {{ 'aaa'.count('a', 1, -1) }} {{ 'abc'.count('', 2) }} {{ 'abc'.startswith('b', 1) }} {{ 'abc'.startswith('c', 1, 2) }} {{ 'abc'.endswith(('b', 'x'), 0, 2) }} {{ 'abc'.startswith('', 4) }}
+{{ 'abab'.index('a', 1) }} {{ [1, 2, 1, 2].index(2, 2) }} {{ [1, 2, 1].index(1, -1) }} {{ [1, 2].index(2, 0, 2) }}
+{{ [1, 2].index(2, 0, 1) }}
+{{ 'ab'.index('a', 1) }}
+{{ 'ff' | int(0, 16) }} {{ '0x1F' | int(7, 16) }} {{ '-0b11' | int(base=2) }} {{ '0o17' | int(0, 8) }} {{ 'zz' | int(5, 16) }} {{ 'z' | int(5, 36) }} {{ '12' | int(0, 10) }}
+{{ 'éàü ñandú ĳ œuvre' | upper }} {{ 'ÀÉÎ ΑΒΓ ДЖ' | lower }} {{ 'élan vital émile' | title }} {{ 'élan-vital'.title() }} {{ 'ñU' | capitalize }} {{ 'žluť ďábel'.title() }} {{ "l'été".title() }}
+{{ 'é' is lower }} {{ 'É' is upper }} {{ 'Éa' is upper }} {{ '漢' is upper }} {{ '漢字'.isalpha() }} {{ 'été1'.isalnum() }} {{ 'été1'.isalpha() }} {{ 'Жж'.isalpha() }} {{ 'a b'.isalnum() }} {{ ''.isalpha() }}
+{% for i in [] %}{% else %}{% set w = 3 %}{{ w }}{% endfor %}{{ w is defined }}
 {{ (1, 2
 {{ 'abc
 {% if true %}
@@ -218,6 +227,7 @@ HOSTILE = [
     ("{% for i in range(90000) %}{{ 'ab' * 20000 }}{% endfor %}", "limit"), ("{{ ('a' * 1000000).replace('', 'bbbbbbbbbbbbbbbbbbbbbbbbb') | length }}", "limit"),
     ("{% set x=('ab' * 200000) %}{% for i in range(99999) %}{{ x.count('b' * 50) }}{% endfor %}", "limit"),
     ("{% set x=('ab' * 200000) %}{% for i in range(99999) %}{{ x.rfind('b' * 50) }}{% endfor %}", "limit"),
+    ("{{ ('a' * 400000).rfind('a' * 200000 ~ 'b') }}" * 20, "limit"),
     ("{% for i in range(1000) %}{{ ('a' * 100000).strip('bcdefghijka') }}{% endfor %}", "limit"),
     ("{{ 'a' | indent(10 ** 15) }}", "limit"), ("{{ [1] | tojson(indent=10 ** 15) }}{% for i in range(99999) %}{{ [[1]] | tojson(indent=1000) }}{% endfor %}", "limit"),
     ("{{ 2 ** 100000000000 }}", "64 bits"), ("{{ 9223372036854775807 + 1 }}", "64 bits"), ("{{ -9223372036854775807 * 2 }}", "64 bits"),

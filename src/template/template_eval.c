@@ -573,8 +573,10 @@ static enum flow exec_for(struct template_run *run, const struct template_node *
         }
         items = kept;
     }
-    if (items->n == 0)
-        return exec(run, node->otherwise, scope);
+    if (items->n == 0) {
+        inner->variables.n = 0;
+        return exec(run, node->otherwise, inner);
+    }
     const struct template_text name = butler_template_literal(run, "loop");
     struct template_loop *loop = butler_template_alloc(run, sizeof *loop);
     loop->items = items;

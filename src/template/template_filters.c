@@ -1,4 +1,5 @@
 /* Filters and tests of the template interpreter, with the meaning that jinja2 gives them. */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -186,10 +187,32 @@ static bool read_number(struct template_run *run, struct template_value value, c
     return end == digits + text.n && !strpbrk(digits, "xXpP");
 }
 
+/* A text of digits to a base, with the prefix that Python allows for it. False: it is none. */
+static bool read_digits(struct template_run *run, struct template_text text, int base, int64_t *integer)
+{
+    char digits[MAX_DIGITS], *end;
+    text = butler_template_strip(run, text, NULL, true, true);
+    if (text.n == 0 || text.n >= MAX_DIGITS || base < 2 || base > 36)
+        return false;
+    memcpy(digits, text.bytes, text.n);
+    digits[text.n] = 0;
+    const size_t sign = digits[0] == '-' || digits[0] == '+';
+    const char letter = digits[sign] == '0' ? (char)(digits[sign + 1] | 32) : 0;
+    if ((base == 16 && letter == 'x') || (base == 8 && letter == 'o') || (base == 2 && letter == 'b'))
+        memmove(digits + sign, digits + sign + 2, text.n - sign - 1);
+    errno = 0;
+    *integer = strtoll(digits, &end, base);
+    return errno == 0 && end > digits + sign && !*end;
+}
+
 BUILTIN(filter_int)
 {
     const struct template_value *otherwise = butler_template_argument(run, call, 0, "default");
+    const int64_t base = butler_template_integer_argument(run, call, 1, "base", 10);
+    int64_t integer;
     char digits[MAX_DIGITS] = ".";
+    if (self.kind == VALUE_STRING && base != 10 && read_digits(run, self.text, (int)BUTLER_MIN(BUTLER_MAX(base, 0), 37), &integer))
+        return template_integer(integer);
     double real = self.kind == VALUE_FLOAT ? self.real : NAN;
     if (self.kind == VALUE_INTEGER || self.kind == VALUE_BOOL)
         return template_integer(butler_template_to_integer(run, self, ""));
@@ -677,20 +700,8 @@ TEST(test_ge, butler_template_compare(run, self, *required(run, call, 0)) >= 0)
 TEST(test_in, butler_template_contains(run, *required(run, call, 0), self))
 TEST(test_sameas, self.kind == required(run, call, 0)->kind && butler_template_equal(run, self, *required(run, call, 0)))
 
-/* Whether the text has letters and all of them are of this case. */
-static bool has_case(struct template_text text, char first, char other)
-{
-    bool any = false;
-    for (size_t i = 0; i < text.n; i++) {
-        if (text.bytes[i] >= other && text.bytes[i] < other + 26)
-            return false;
-        any = any || (text.bytes[i] >= first && text.bytes[i] < first + 26);
-    }
-    return any;
-}
-
-TEST(test_lower, has_case(butler_template_to_text(run, self), 'a', 'A'))
-TEST(test_upper, has_case(butler_template_to_text(run, self), 'A', 'a'))
+TEST(test_lower, butler_template_has_case(run, butler_template_to_text(run, self), false))
+TEST(test_upper, butler_template_has_case(run, butler_template_to_text(run, self), true))
 
 static const struct template_builtin tests[] = {
     {"boolean", test_boolean},

@@ -35,6 +35,32 @@ BUILTIN(string_rstrip)
     return strip(run, self, call, false, true);
 }
 
+/* The part of the text that the arguments at places 1 and 2 mark, from one character to another as in a slice. *first: the index of
+ * its first character. False: it begins behind the text's end. */
+static bool window(struct template_run *run, struct template_text *text, const struct template_call *call, int64_t *first)
+{
+    if (call->n < 2) {
+        *first = 0;
+        return true;
+    }
+    const int64_t n = (int64_t)butler_template_n_chars(run, *text);
+    int64_t from = butler_template_integer_argument(run, call, 1, NULL, 0),
+            to = butler_template_integer_argument(run, call, 2, NULL, n);
+    from = from < 0 ? BUTLER_MAX(from + n, 0) : from;
+    to = to < 0 ? BUTLER_MAX(to + n, 0) : BUTLER_MIN(to, n);
+    if (from > n || from > to)
+        return false;
+    size_t begin = 0, end;
+    for (int64_t i = 0; i < from; i++)
+        begin += butler_template_char(text->bytes + begin, text->n - begin);
+    end = begin;
+    for (int64_t i = from; i < to; i++)
+        end += butler_template_char(text->bytes + end, text->n - end);
+    *text = template_part(*text, begin, end - begin);
+    *first = from;
+    return true;
+}
+
 static bool has_end(struct template_text text, struct template_text what, bool at_end)
 {
     return what.n <= text.n && butler_template_same(template_part(text, at_end ? text.n - what.n : 0, what.n), what);
@@ -45,6 +71,9 @@ static struct template_value has_ends(struct template_run *run, struct template_
                                       bool at_end)
 {
     const struct template_value *what = butler_template_argument(run, call, 0, NULL);
+    int64_t first;
+    if (!window(run, &self.text, call, &first))
+        return template_bool(false);
     if (!what || what->kind != VALUE_TUPLE)
         return template_bool(has_end(self.text, butler_template_text_argument(run, call, 0, NULL, NULL), at_end));
     for (size_t i = 0; i < what->list->n; i++)
@@ -138,9 +167,13 @@ BUILTIN(string_split)
 static size_t find_last(struct template_run *run, struct template_text text, struct template_text what, size_t end)
 {
     butler_template_step(run, end / 4); /* every place is compared */
-    for (size_t at = end >= what.n ? end - what.n + 1 : 0; at-- > 0;)
+    for (size_t at = end >= what.n ? end - what.n + 1 : 0; at-- > 0;) {
+        if (what.n > 0 && text.bytes[at] != what.bytes[0])
+            continue;
+        butler_template_step(run, what.n / TEMPLATE_STEP_BYTES);
         if (butler_template_same(template_part(text, at, what.n), what))
             return at;
+    }
     return SIZE_MAX;
 }
 
@@ -197,22 +230,28 @@ BUILTIN(string_join)
 
 /* ------------------------------------------------------------------------------------- strings: questions */
 
-/* The index in characters of a place in bytes; -1: not found. */
-static struct template_value place(struct template_run *run, struct template_text text, size_t found)
+/* The index in characters of a place in bytes of the text, which begins at character `first`; -1: not found. */
+static struct template_value place(struct template_run *run, struct template_text text, int64_t first, size_t found)
 {
-    return template_integer(found == SIZE_MAX ? -1 : (int64_t)butler_template_n_chars(run, template_part(text, 0, found)));
+    return template_integer(found == SIZE_MAX ? -1 : first + (int64_t)butler_template_n_chars(run, template_part(text, 0, found)));
 }
 
 BUILTIN(string_find)
 {
     const struct template_text what = butler_template_text_argument(run, call, 0, NULL, NULL);
-    return place(run, self.text, butler_template_find(run, self.text, what, 0));
+    int64_t first;
+    if (!window(run, &self.text, call, &first))
+        return template_integer(-1);
+    return place(run, self.text, first, butler_template_find(run, self.text, what, 0));
 }
 
 BUILTIN(string_rfind)
 {
     const struct template_text what = butler_template_text_argument(run, call, 0, NULL, NULL);
-    return place(run, self.text, find_last(run, self.text, what, self.text.n));
+    int64_t first;
+    if (!window(run, &self.text, call, &first))
+        return template_integer(-1);
+    return place(run, self.text, first, find_last(run, self.text, what, self.text.n));
 }
 
 BUILTIN(string_index)
@@ -226,7 +265,9 @@ BUILTIN(string_index)
 BUILTIN(string_count)
 {
     const struct template_text what = butler_template_text_argument(run, call, 0, NULL, NULL);
-    int64_t n = 0;
+    int64_t n = 0, first;
+    if (!window(run, &self.text, call, &first))
+        return template_integer(0);
     if (what.n == 0)
         return template_integer((int64_t)butler_template_n_chars(run, self.text) + 1);
     for (size_t at = 0; (at = butler_template_find(run, self.text, what, at)) != SIZE_MAX; at += what.n)
@@ -234,15 +275,14 @@ BUILTIN(string_count)
     return template_integer(n);
 }
 
-/* Whether there is text and all bytes of it lie in one of two ranges. */
-static struct template_value all_between(struct template_text text, const char *ranges)
+/* Whether there is text and all of it is letters, or ASCII digits, as asked for. */
+static struct template_value all_are(struct template_run *run, struct template_text text, bool letters, bool digits)
 {
-    for (size_t i = 0; i < text.n; i++) {
-        const char c = text.bytes[i];
-        bool inside = false;
-        for (const char *r = ranges; *r; r += 2)
-            inside = inside || (c >= r[0] && c <= r[1]);
-        if (!inside)
+    butler_template_step(run, text.n / TEMPLATE_STEP_BYTES);
+    for (size_t i = 0, n; i < text.n; i += n) {
+        n = butler_template_char(text.bytes + i, text.n - i);
+        const bool digit = text.bytes[i] >= '0' && text.bytes[i] <= '9';
+        if (!(digit ? digits : letters && butler_template_is_letter(template_part(text, i, n))))
             return template_bool(false);
     }
     return template_bool(text.n > 0);
@@ -250,20 +290,20 @@ static struct template_value all_between(struct template_text text, const char *
 
 BUILTIN(string_isdigit)
 {
-    (void)run, (void)call;
-    return all_between(self.text, "09");
+    (void)call;
+    return all_are(run, self.text, false, true);
 }
 
 BUILTIN(string_isalpha)
 {
-    (void)run, (void)call;
-    return all_between(self.text, "azAZ");
+    (void)call;
+    return all_are(run, self.text, true, false);
 }
 
 BUILTIN(string_isalnum)
 {
-    (void)run, (void)call;
-    return all_between(self.text, "azAZ09");
+    (void)call;
+    return all_are(run, self.text, true, true);
 }
 
 BUILTIN(string_isspace)
@@ -373,9 +413,14 @@ static const struct template_builtin dict_methods[] = {
 BUILTIN(list_index)
 {
     const struct template_value *item = butler_template_argument(run, call, 0, NULL);
-    for (size_t i = 0; item && i < self.list->n; i++)
+    const int64_t n = (int64_t)self.list->n;
+    int64_t from = butler_template_integer_argument(run, call, 1, NULL, 0),
+            to = butler_template_integer_argument(run, call, 2, NULL, n);
+    from = from < 0 ? BUTLER_MAX(from + n, 0) : from;
+    to = to < 0 ? to + n : BUTLER_MIN(to, n);
+    for (int64_t i = from; item && i < to; i++)
         if (butler_template_equal(run, self.list->items[i], *item))
-            return template_integer((int64_t)i);
+            return template_integer(i);
     butler_template_fail(run, "index: the item is not in the list");
 }
 

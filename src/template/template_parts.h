@@ -239,8 +239,13 @@ struct template_text butler_template_strip(struct template_run *run, struct temp
                                            bool left, bool right);
 struct template_text butler_template_replace(struct template_run *run, struct template_text text, struct template_text from,
                                              struct template_text to, int64_t max);
+/* Of one character of a text: whether it is a letter, of any script. */
+bool butler_template_is_letter(struct template_text character);
+/* Whether the text has letters with cases and all are of this one. */
+bool butler_template_has_case(struct template_run *run, struct template_text text, bool upper);
+
 enum template_case { CASE_LOWER, CASE_UPPER, CASE_CAPITAL, CASE_TITLE_METHOD, CASE_TITLE_FILTER };
-/* Only ASCII letters change. */
+/* Each character by itself: one that has two letters as a capital stays. */
 struct template_text butler_template_to_case(struct template_run *run, struct template_text text, enum template_case which);
 
 void butler_template_append(struct template_run *run, struct template_buffer *buffer, struct template_text text);

@@ -1,5 +1,8 @@
 /* Text of the template interpreter: bytes with a mark for each, which says whether the template or a message wrote it. */
+#include <locale.h>
+#include <pthread.h>
 #include <string.h>
+#include <wctype.h>
 
 #include "base/utf8.h"
 #include "template/template_parts.h"
@@ -179,28 +182,89 @@ struct template_text butler_template_replace(struct template_run *run, struct te
     return template_taken(&out);
 }
 
-static bool is_letter(char c)
+static locale_t unicode_locale;
+
+static void make_unicode(void)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (unsigned char)c >= 0x80;
+    unicode_locale = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
 }
 
-/* Whether a letter after byte c of the text begins a word. */
-static bool begins_word(char c, enum template_case which)
+/* Of other scripts: the C library counts them as letters, Python does not. */
+static bool is_digit(uint32_t code)
 {
-    return which == CASE_TITLE_METHOD ? !is_letter(c) : which == CASE_TITLE_FILTER && strchr("- \t\n\r\f\v({[<", c) != NULL;
+    return (code >= 0x660 && code <= 0x669) || (code >= 0x6F0 && code <= 0x6F9) || (code >= 0x966 && code <= 0x96F) ||
+           (code >= 0xFF10 && code <= 0xFF19);
+}
+
+/* Letters and their cases beyond ASCII are those of the C library, in a locale of UTF-8 that every system with glibc or musl has;
+ * without it they are no letters. */
+static locale_t unicode(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_unicode);
+    return unicode_locale;
+}
+
+static uint32_t code_of(struct template_text character)
+{
+    uint32_t code = 0;
+    return character.n > 0 && butler_utf8_decode(character.bytes, character.n, &code) > 0 ? code : 0;
+}
+
+bool butler_template_is_letter(struct template_text character)
+{
+    const uint32_t code = code_of(character);
+    if (code < 0x80)
+        return (code | 32) >= 'a' && (code | 32) <= 'z';
+    return unicode() && iswalpha_l((wint_t)code, unicode()) && !is_digit(code);
+}
+
+/* The character in the other case, or itself. */
+static uint32_t to_case(uint32_t code, bool upper)
+{
+    if (code < 0x80)
+        return upper ? (uint32_t)(code >= 'a' && code <= 'z' ? code - 32 : code) : code >= 'A' && code <= 'Z' ? code + 32 : code;
+    if (!unicode())
+        return code;
+    return (uint32_t)(upper ? towupper_l((wint_t)code, unicode()) : towlower_l((wint_t)code, unicode()));
+}
+
+bool butler_template_has_case(struct template_run *run, struct template_text text, bool upper)
+{
+    bool any = false;
+    butler_template_step(run, text.n / TEMPLATE_STEP_BYTES);
+    for (size_t i = 0, n; i < text.n; i += n) {
+        n = butler_template_char(text.bytes + i, text.n - i);
+        const uint32_t code = code_of(template_part(text, i, n));
+        if (to_case(code, upper) != code)
+            return false;
+        any = any || to_case(code, !upper) != code;
+    }
+    return any;
+}
+
+/* Whether a letter after this character begins a word. */
+static bool begins_word(struct template_text before, enum template_case which)
+{
+    if (which == CASE_TITLE_METHOD)
+        return !butler_template_is_letter(before);
+    return which == CASE_TITLE_FILTER && before.n == 1 && strchr("- \t\n\r\f\v({[<", before.bytes[0]) != NULL;
 }
 
 struct template_text butler_template_to_case(struct template_run *run, struct template_text text, enum template_case which)
 {
     struct template_buffer out = {0};
-    butler_template_append(run, &out, text);
-    for (size_t i = 0; i < text.n; i++) {
-        const bool upper = which == CASE_UPPER || (which != CASE_LOWER && (i == 0 || begins_word(text.bytes[i - 1], which)));
-        const char c = text.bytes[i];
-        if (upper && c >= 'a' && c <= 'z')
-            out.bytes[i] = (char)(c - 'a' + 'A');
-        else if (!upper && c >= 'A' && c <= 'Z')
-            out.bytes[i] = (char)(c - 'A' + 'a');
+    struct template_text before = {0};
+    for (size_t i = 0, n; i < text.n; i += n) {
+        n = butler_template_char(text.bytes + i, text.n - i);
+        const struct template_text character = template_part(text, i, n);
+        const bool upper = which == CASE_UPPER || (which != CASE_LOWER && (i == 0 || begins_word(before, which)));
+        const uint32_t code = code_of(character), changed = to_case(code, upper);
+        char bytes[4], marks[4];
+        const size_t n_bytes = changed == code ? 0 : (size_t)butler_utf8_encode(changed, bytes);
+        memset(marks, *character.marks, sizeof marks);
+        butler_template_append(run, &out, n_bytes > 0 ? (struct template_text){bytes, marks, n_bytes} : character);
+        before = character;
     }
     return template_taken(&out);
 }
