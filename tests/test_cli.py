@@ -666,6 +666,14 @@ def test_policies_explains_one():
         for key in row["parameters"]:
             assert re.search(rf"^  {key} +\S+ +\w", shown, re.M), f"{row['policy']}: {key} has no help"
     assert "did you mean quest?" in butler("policies", "queste", expect=USAGE).stderr
+    for policy, wanted in (("h2o+vatp", {"sinks": 20, "norm": "l1"}), ("quest:bounds=deviation,prompt=1024", {"bounds": "deviation", "prompt": 1024}),
+                           ("fier:mass=0.9,every=4", {"mass": 0.9, "every": 4})):
+        row, = rows("policies", policy)  # what is given, not what the name alone would mean
+        assert row["policy"] == policy.partition(":")[0] and row["parameters"].items() >= wanted.items() and row["costs"] is None
+        shown = butler("policies", policy).stdout
+        for key, value in wanted.items():
+            assert re.search(rf"^  {key} +{value} +\w", shown, re.M), (policy, key, shown)
+    refuses(USAGE, "policies", "h2o:sinks=x", says=["sinks"])
 
 
 def test_policies_costs():

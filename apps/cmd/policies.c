@@ -85,13 +85,13 @@ static void print_costs(const struct cmd_options *options, const json_t *costs)
 }
 
 /* One parameter a line: what it is called, its value, what it is. */
-static void print_parameters(const struct butler_engine *engine, const struct butler_policy_info *info)
+static void print_parameters(const struct butler_engine *engine, const struct butler_policy_parts *policy)
 {
     const char *key;
-    json_t *value, *all = parameters(info->defaults);
+    json_t *value, *all = parameters(policy->text);
     json_object_foreach(all, key, value)
     {
-        const char *help = butler_policy_help(engine, info->metric, key);
+        const char *help = butler_policy_help(engine, policy->metric, key);
         char number[40];
         snprintf(number, sizeof number, json_is_real(value) ? "%.10g" : "%.0f", json_number_value(value));
         cmd_printf("  %-10s %-9s %s\n", key, json_is_string(value) ? json_string_value(value) : number, help ? help : "");
@@ -99,19 +99,30 @@ static void print_parameters(const struct butler_engine *engine, const struct bu
     json_decref(all);
 }
 
-/* A policy by its name, or by a policy string, whose parameters then stand for the defaults in the costs. */
+/* A policy by its name, or by a policy string, whose parameters then stand for the defaults. */
 static int explain(const struct cmd_options *options, const struct butler_engine *engine, const char *policy)
 {
     struct butler_policy_info info = {BUTLER_INIT(butler_policy_info)};
+    struct butler_policy_parts parts = {BUTLER_INIT(butler_policy_parts)};
     struct butler_error err;
     const size_t n_name = strcspn(policy, "+:");
     int i = 0, status = CMD_DONE;
     while (butler_policy_describe(engine, i, &info) && (strlen(info.name) != n_name || strncmp(info.name, policy, n_name) != 0))
         i++;
-    if (!butler_policy_describe(engine, i, &info)) {
+    const bool known = butler_policy_describe(engine, i, &info);
+    if (engine && butler_policy_read(engine, policy, &parts, &err) < 0) {
+        cmd_say(options, "%s", err.message);
+        return CMD_USAGE;
+    }
+    if (!known) {
         butler_policy_check(engine, policy, &err);
         cmd_say(options, "%s", err.message);
         return CMD_USAGE;
+    }
+    if (!engine) { /* a name alone */
+        parts.metric = info.metric;
+        snprintf(parts.name, sizeof parts.name, "%s", info.name);
+        snprintf(parts.text, sizeof parts.text, "%s", info.defaults);
     }
     const char *paper = butler_policy_paper(info.name);
     json_t *costs = options->model ? cost_rows(options, engine, policy, &status) : NULL;
@@ -119,13 +130,15 @@ static int explain(const struct cmd_options *options, const struct butler_engine
         return status;
     if (options->json) {
         json_t *row = describe(&info);
+        json_object_set_new(row, "policy", json_string(parts.name));
+        json_object_set_new(row, "parameters", parameters(parts.text));
         json_object_set_new(row, "paper", paper ? json_string(paper) : json_null());
         json_object_set_new(row, "costs", costs ? json_incref(costs) : json_null());
         cmd_row(row);
     } else {
-        cmd_printf("%s: %s\n\nmetric %s, method %s\n", info.name, info.summary, info.metric, info.method);
+        cmd_printf("%s: %s\n\nmetric %s, method %s\n", parts.name, info.summary, info.metric, parts.evicts ? "evict" : parts.retrieves ? "retrieve" : info.method);
         cmd_printf("paper  %s\n\n", paper ? paper : "none");
-        print_parameters(engine, &info);
+        print_parameters(engine, &parts);
         if (costs)
             print_costs(options, costs);
     }
@@ -170,12 +183,25 @@ static void list_steps(const struct cmd_options *options, const struct butler_en
     free(plugins);
 }
 
+/* What a policy string with keys or modifiers comes to is found out on a model, the small one where none is named. */
+static struct butler_engine *load_any(struct cmd_options *options, int *status)
+{
+    const bool given = options->model != NULL;
+    if (!given && (*status = cmd_choose_model(options)) != CMD_DONE)
+        return NULL;
+    struct butler_engine *engine = cmd_engine_load(options, status);
+    if (!given)
+        options->model = NULL; /* nobody asked for costs on it */
+    return engine;
+}
+
 static int run(struct cmd_options *options)
 {
     struct butler_engine *engine = NULL;
     int status = CMD_DONE;
-    if (options->model || options->plugins.n) {
-        engine = cmd_engine_load(options, &status);
+    const char *policy = options->positional.n ? options->positional.values[0] : NULL;
+    if (options->model || options->plugins.n || (policy && strpbrk(policy, "+:"))) {
+        engine = load_any(options, &status);
         if (!engine)
             return status;
     }

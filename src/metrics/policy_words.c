@@ -60,6 +60,8 @@ const char *butler_policy_help(const struct butler_engine *engine, const char *m
         {"scan",
          "first chooses pages of 32 tokens worth so many budgets by bounds of their keys, then scores only their tokens; 0: all"},
         {"every", "steps from one selection to the next"},
+        {"prompt", "tokens that a block of 64 of a prompt reads of those before it; up to 1: a share of them; 0: all"},
+        {"preset", "paper: the defaults of the paper instead of butler's"},
         {"norm", "of the values that scores are multiplied by: l1, l2 or linf"},
         {"entropy", "stops when the next token's entropy is below, in nats"},
         {"after", "decoded tokens before that"},
