@@ -125,7 +125,7 @@ struct butler_engine; /* a model on a device */
 
 struct butler_engine_params {
     size_t struct_size;
-    int n_threads;         /* 0: one per online core */
+    int n_threads;         /* 0: one for each core that the process may run on; at most 256 */
     const char *isa;       /* NULL: the best this CPU has; else "ref", "avx2", "avx512", "amx" or "neon" */
     int n_block;           /* most tokens of one pass, of all sessions together; 0: what suits the device */
     uint64_t kv_bytes;     /* most bytes of KV pages of all sessions of one KV type; 0: the machine's memory */

@@ -59,6 +59,7 @@ def test_refused():
 # ----------------------------------------------------------------------------------------------- bench/gpu.sh
 
 STAND_IN = """#!/bin/sh
+[ "$1" = info ] && [ "$info_fails" ] && echo "no such device" >&2 && exit 1
 [ "$1" = info ] && echo 'device          cuda:0: a card, 80 GB' && exit
 if [ "$1" = eval ]; then
     while [ "$1" != --device ]; do shift; done
@@ -86,14 +87,14 @@ def script(path, text):
     return str(path)
 
 
-def gate(tmp_path, depths, expect, limit=None, **changed):
+def gate(tmp_path, depths, expect, limit=None, cwd=ROOT, **changed):
     """What the script prints where stand-ins for the command and the tests on a card say this, or measure these milliseconds a token."""
     env = {**os.environ, "BUTLER": script(tmp_path / "butler", STAND_IN), "BUTLER_CARD": script(tmp_path / "card", CARD), **SAYS, **changed}
     if limit:
         env["BUTLER_GATE"] = str(limit)
-    result = subprocess.run([ROOT / "bench/gpu.sh", "m.gguf", "cuda:0", *map(str, depths)], env=env, capture_output=True, text=True)
+    result = subprocess.run([ROOT / "bench/gpu.sh", "m.gguf", "cuda:0", *map(str, depths)], env=env, cwd=cwd, capture_output=True, text=True)
     assert result.returncode == expect, result.stdout + result.stderr
-    return result.stdout.splitlines()
+    return (result.stderr if expect == 3 else result.stdout).splitlines()
 
 
 def test_gate_passes_where_sparse_is_ahead(tmp_path):
@@ -130,3 +131,19 @@ def test_gpu_script():
     assert lines[2].startswith("- pass key in 512 tokens, found as often as on the CPU: `full` 100 %, `quest:budget=64` ")
     assert [line.split("`")[1].split(":")[0] for line in lines[6:]] == ["full", "quest", "tinyserve", "fier"]
     assert all(float(cell) > 0 for line in lines[6:] for cell in line.split("|")[3:-1])
+
+
+def test_what_cannot_be_opened_is_no_wrong_device(tmp_path):
+    assert gate(tmp_path, [32768], 3, info_fails="1") == ["no such device"]
+
+
+def test_models_of_another_folder(tmp_path):
+    """The model's name is relative to where the script is called; butler runs in the repository."""
+    (tmp_path / "butler2").mkdir()
+    lines = gate(tmp_path / "butler2", [32768], 0, cwd=tmp_path)
+    assert lines[0].startswith("m.gguf, ")
+
+
+def test_it_ends_in_time(tmp_path):
+    lines = gate(tmp_path, [32767, 32768], 1, BUTLER_SECONDS="0")
+    assert sum("no time was left" in line for line in lines) == 8

@@ -107,6 +107,8 @@ def test_flags_that_exclude_each_other(tmp_path):
     refuses(USAGE, "bench", "-m", GQA, "-d", "10,x", says=["-d", "10,x"])
     refuses(USAGE, "convert", says=["usage"])
     refuses(USAGE, "convert", "in.bin", says=["-o"])
+    refuses(FAILED, "convert", tmp_path / "in.bin", "-o", "out", says=["in.bin: No such file"])
+    (tmp_path / "in.bin").touch()
     refuses(USAGE, "convert", tmp_path / "in.bin", "-o", "out", says=["--tokenizer", "tokenizer.bin"])
     refuses(USAGE, "quantize", GQA, tmp_path / "out.gguf", says=["usage"])
     refuses(USAGE, "quantize", GQA, tmp_path / "out.gguf", "Q9_9", says=["Q9_9", "Q8_0", "Q4_0", "F16"])

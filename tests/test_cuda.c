@@ -230,7 +230,7 @@ static void test_ptx(void **state)
     free_engine(engine);
     cuda->capability = 75; /* older than all */
     assert_null(engine_on(usual_model, "cuda:0", 0, &err));
-    assert_non_null(strstr(err.message, "NVRTC does not compile the kernels (NVRTC_ERROR_INVALID_OPTION)"));
+    assert_non_null(strstr(err.message, "no compiler here makes kernels for its compute capability 7.5"));
     static const char *const calls[] = {"GetPTXSize", "GetPTX"};
     for (int i = 0; i < N(calls); i++) {
         begin_faults();

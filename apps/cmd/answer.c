@@ -50,24 +50,13 @@ int cmd_chat_tokenize(const struct cmd_options *options, const struct butler_mod
 
 /* -------------------------------------------------------------------------------------------------- answer */
 
-/* Prints the part of the answer that cannot be the beginning of the stop text. True: the stop text was found. */
-static bool show(struct cmd_answer *answer, const char *stop, bool last)
+/* Prints the part of the answer that cannot be the beginning of a stop text. True: one was found. */
+static bool show(const struct cmd_options *options, struct cmd_answer *answer, const char *stop, bool last)
 {
     const char *bytes = answer->text.bytes;
-    size_t n = answer->text.n, end = n;
-    bool found = false;
-    if (stop) {
-        size_t n_stop = strlen(stop);
-        const char *where = n ? memmem(bytes, n, stop, n_stop) : NULL;
-        found = where != NULL;
-        if (found)
-            end = (size_t)(where - bytes);
-        for (size_t k = n_stop - 1; !found && !last && k > 0; k--)
-            if (k <= n && memcmp(bytes + n - k, stop, k) == 0) {
-                end = n - k;
-                break;
-            }
-    }
+    const size_t from = answer->n_shown; /* before it nothing can begin one */
+    bool found;
+    const size_t end = from + cmd_stop_find(options, stop, bytes ? bytes + from : "", answer->text.n - from, last, &found);
     answer->n = end;
     if (answer->n_shown == 0) /* spaces that the template has before the answer */
         while (answer->n_shown < end && strchr(" \n", bytes[answer->n_shown]))
@@ -92,8 +81,8 @@ static void append_token(const struct butler_model *model, struct butler_utf8 *s
 }
 
 /* One token of the answer. *done: it was the last. */
-static int answer_token(struct cmd_writer *writer, int most, const char *stop, struct butler_utf8 *stream,
-                        struct cmd_answer *answer, bool *done, struct butler_error *err)
+static int answer_token(const struct cmd_options *options, struct cmd_writer *writer, int most, const char *stop,
+                        struct butler_utf8 *stream, struct cmd_answer *answer, bool *done, struct butler_error *err)
 {
     const struct butler_model *model = butler_engine_model(writer->engine);
     const int32_t id = cmd_writer_draw(writer, err);
@@ -104,7 +93,7 @@ static int answer_token(struct cmd_writer *writer, int most, const char *stop, s
     if (butler_token_is_end(model, id))
         return 0;
     append_token(model, stream, id, answer);
-    if (show(answer, stop, false))
+    if (show(options, answer, stop, false))
         return 0;
     answer->end = CMD_END_CONTEXT;
     if (writer->n_past >= butler_n_ctx(writer->session))
@@ -134,13 +123,13 @@ int cmd_answer_generate(const struct cmd_options *options, struct butler_engine 
             answer->end = i == options->n ? CMD_END_LENGTH : CMD_END_INTERRUPTED;
             break;
         }
-        answer_token(&writer, options->n < 0 ? INT_MAX : options->n - i, stop, &stream, answer, &done, &err);
+        answer_token(options, &writer, options->n < 0 ? INT_MAX : options->n - i, stop, &stream, answer, &done, &err);
     }
     cmd_writer_end(&writer, &err);
     if (err.code < 0)
         return cmd_fail(options, &err);
     append_token(butler_engine_model(engine), &stream, -1, answer);
-    show(answer, stop, true);
+    show(options, answer, stop, true);
     cmd_out("\n", 1);
     cmd_out_flush();
     return CMD_DONE;

@@ -56,6 +56,7 @@ enum cmd_flag {
     CMD_LOGIT_BIAS,
     CMD_MIN_TOKENS,
     CMD_IGNORE_EOS,
+    CMD_STOP,
     CMD_GRAMMAR,
     CMD_JSON_SCHEMA,
     CMD_SEED,
@@ -180,7 +181,7 @@ struct cmd_options {
 
     const char *model, *prompt, *file, *device, *isa, *system, *chat_template, *save_session, *load_session, *tokenizer, *pre,
         *output, *data, *mode, *cache;
-    struct cmd_strings kv, plugins, steps, predictors, settings, documents;
+    struct cmd_strings kv, plugins, steps, predictors, settings, documents, stops;
     struct cmd_integers ids, depths, lengths;
     int shots;
     struct cmd_reals budgets;
@@ -222,9 +223,9 @@ struct cmd_use {
 
 /* What commands that sample a text take, but for the server, whose requests bring their own. */
 #define CMD_CONSTRAINTS                                                                                                            \
-    {CMD_LOGIT_BIAS, NULL}, {CMD_MIN_TOKENS, "0"}, {CMD_GRAMMAR, NULL}, {CMD_JSON_SCHEMA, NULL},                                   \
+    {CMD_LOGIT_BIAS, NULL}, {CMD_MIN_TOKENS, "0"}, {CMD_GRAMMAR, NULL}, {CMD_JSON_SCHEMA, NULL}, {CMD_IGNORE_EOS, NULL},           \
     {                                                                                                                              \
-        CMD_IGNORE_EOS, NULL                                                                                                       \
+        CMD_STOP, NULL                                                                                                             \
     }
 
 struct cmd_command {
@@ -394,7 +395,7 @@ int cmd_bench_lossless(const struct cmd_options *options, struct butler_engine *
 int cmd_bench_devices(struct cmd_options *options);
 
 /* Ends an answer or a text. */
-enum cmd_end { CMD_END_TOKEN, CMD_END_LENGTH, CMD_END_CONTEXT, CMD_END_POLICY, CMD_END_INTERRUPTED };
+enum cmd_end { CMD_END_TOKEN, CMD_END_LENGTH, CMD_END_CONTEXT, CMD_END_POLICY, CMD_END_INTERRUPTED, CMD_END_STOP };
 extern const char *const cmd_end_names[];
 /* What decoding cost, on standard error. */
 void cmd_say_cost(const struct butler_engine *engine, const char *policy, const struct butler_stats *stats, enum cmd_end end);
@@ -443,6 +444,10 @@ int cmd_editor_read(struct cmd_editor *editor, const char *prompt, struct butler
 void cmd_editor_close(struct cmd_editor *editor); /* may be NULL */
 
 /* ------------------------------------------------------------------------------------------------- answers */
+
+/* How much of a text that has n bytes so far can be shown: up to the first --stop or `own` (or NULL) in it, or, unless it is the
+ * last of the text, up to what may be the beginning of one. *found: one was. */
+size_t cmd_stop_find(const struct cmd_options *options, const char *own, const char *bytes, size_t n, bool last, bool *found);
 
 /* The answer of a conversation's turn. Zeroed at first; freed by cmd_answer_free. */
 struct cmd_answer {

@@ -63,7 +63,8 @@ static char *find_real_model(const struct cmd_options *options)
         }
     cmd_append(&names, "", 1);
     if (n == 0)
-        cmd_say(options, "no -m, and no model is in the folder models: `./setup --model smollm2` (98 MB) or `./setup --model "
+        cmd_say(options, "no -m, and no model is in a folder models beside the command or in share/butler under its prefix: "
+                         "`./setup --model smollm2` (98 MB) or `./setup --model "
                          "qwen2.5-coder-0.5b` (491 MB), in butler's source folder, fetches one; -m FILE names any other");
     else if (n > 1)
         cmd_say(options, "no -m, and there are %d models; name one with -m FILE:%s", n, names.bytes);

@@ -331,7 +331,7 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},     {CMD_KV, NULL},   {CMD_LENGTH, NULL},    {CMD_LIMIT, "0"},   {CMD_DATA, NULL}, {CMD_SEED, "0"},
+    {CMD_MODEL, NULL},     {CMD_KV, NULL},     {CMD_LENGTH, NULL},    {CMD_LIMIT, "0"},   {CMD_DATA, NULL}, {CMD_SEED, "0"},
     {CMD_KV_TYPE, "f16"},  {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"},    {CMD_DEVICE, NULL}, {CMD_ISA, NULL},  {CMD_PLUGIN, NULL},
     {CMD_PREDICTOR, NULL}, {CMD_CACHE, NULL},  {CMD_CACHE_SIZE, "0"}, {CMD_JSON, NULL},   {CMD_HELP, NULL}, {CMD_NONE, NULL},
 };

@@ -48,7 +48,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
                        "a document that comes before the question; may be repeated"},
     [CMD_IDS] = {0, "ids", "I,J,...", KIND_INTS, AT(ids), 0, INT32_MAX, "token ids, 0 or more, separated by commas",
                  "token ids instead of text; may be repeated"},
-    [CMD_ALL] = {0, "all", NULL, KIND_BOOL, AT(all), 0, 0, NULL, "logits: a row for every position, not only the last; library remove: all texts"},
+    [CMD_ALL] = {0, "all", NULL, KIND_BOOL, AT(all), 0, 0, NULL,
+                 "logits: a row for every position, not only the last; library remove: all texts"},
     [CMD_TOP] = {0, "top", "N", KIND_INT, AT(top), 0, INT_MAX, "a whole number, 0 or more",
                  "only the N highest logits of a position, each with its token; 0: all, without tokens"},
     [CMD_NO_SPECIAL] = {0, "no-special", NULL, KIND_BOOL, AT(no_special), 0, 0, NULL,
@@ -101,6 +102,8 @@ static const struct flag flags[CMD_N_FLAGS] = {
                         "add VALUE to the logit of token ID; -inf: it is never drawn; may be repeated"},
     [CMD_MIN_TOKENS] = {0, "min-tokens", "N", KIND_INT, AT(min_tokens), 0, INT_MAX, "a whole number of tokens, 0 or more",
                         "draw no token that ends the text before N others"},
+    [CMD_STOP] = {0, "stop", "TEXT", KIND_STRINGS, AT(stops), 0, 0, "a text that is not empty",
+                  "ends the answer before this text; may be repeated"},
     [CMD_IGNORE_EOS] = {0, "ignore-eos", NULL, KIND_BOOL, AT(ignore_eos), 0, 0, NULL, "never draw a token that ends the text"},
     [CMD_GRAMMAR] = {0, "grammar", "FILE", KIND_STRING, AT(grammar), 0, 0, NULL,
                      "draw only what this grammar allows, a file in GBNF (docs/serve/structured.md)"},
@@ -556,6 +559,11 @@ int cmd_options_parse(struct cmd_options *options, const struct cmd_command *com
     for (const struct cmd_use *use = command->uses; use->flag; use++)
         if (use->value && !options->given[use->flag])
             set(options, &flags[use->flag], use->value);
+    for (int i = 0; i < options->stops.n; i++)
+        if (!*options->stops.values[i]) {
+            cmd_say(options, "--stop: a text that is empty ends every answer before it begins");
+            return CMD_USAGE;
+        }
     if (options->given[CMD_LOSSLESS] && !options->given[CMD_KV]) /* `full` drafts nothing */
         options->kv.values[0] = "verified";
     return check_positional(options);

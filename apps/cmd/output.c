@@ -126,11 +126,9 @@ double cmd_per_second(uint64_t n, double seconds)
     return n && seconds > 0 ? (double)n / seconds : 0;
 }
 
-const char *const cmd_end_names[] = {[CMD_END_TOKEN] = "end of text",
-                                     [CMD_END_LENGTH] = "-n reached",
-                                     [CMD_END_CONTEXT] = "context full",
-                                     [CMD_END_POLICY] = "policy",
-                                     [CMD_END_INTERRUPTED] = "interrupted"};
+const char *const cmd_end_names[] = {
+    [CMD_END_TOKEN] = "end of text", [CMD_END_LENGTH] = "-n reached",       [CMD_END_CONTEXT] = "context full",
+    [CMD_END_POLICY] = "policy",     [CMD_END_INTERRUPTED] = "interrupted", [CMD_END_STOP] = "--stop"};
 
 /* What came from the disk. */
 static void say_disk(const struct butler_engine *engine, const struct butler_stats *s)

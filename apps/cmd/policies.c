@@ -136,7 +136,10 @@ static int explain(const struct cmd_options *options, const struct butler_engine
         json_object_set_new(row, "costs", costs ? json_incref(costs) : json_null());
         cmd_row(row);
     } else {
-        cmd_printf("%s: %s\n\nmetric %s, method %s\n", parts.name, info.summary, info.metric, parts.evicts ? "evict" : parts.retrieves ? "retrieve" : info.method);
+        cmd_printf("%s: %s\n\nmetric %s, method %s\n", parts.name, info.summary, info.metric,
+                   parts.evicts      ? "evict"
+                   : parts.retrieves ? "retrieve"
+                                     : info.method);
         cmd_printf("paper  %s\n\n", paper ? paper : "none");
         print_parameters(engine, &parts);
         if (costs)

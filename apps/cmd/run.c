@@ -11,7 +11,8 @@ struct result {
     char *streaming; /* owned; what policy points to where the text is longer than the model's context */
     struct butler_stats stats;
     struct cmd_integers ids;
-    struct butler_buffer text;
+    struct butler_buffer text; /* up to a stop text */
+    size_t n_shown;            /* bytes of it that are printed */
     enum cmd_end end;
 };
 
@@ -24,26 +25,34 @@ static void result_free(struct result *result)
 
 /* ----------------------------------------------------------------------------------------------- the text */
 
-static void emit(const struct cmd_options *options, const struct butler_model *model, struct butler_utf8 *stream, int32_t id,
+/* One token, or with id < 0 what is left at the end. True: a stop text ends the text here. */
+static bool emit(const struct cmd_options *options, const struct butler_model *model, struct butler_utf8 *stream, int32_t id,
                  struct result *result)
 {
     char small[1024], *piece = small;
     size_t n = 0;
+    bool found;
     const char *bytes = id < 0 ? NULL : butler_token_bytes(model, id, &n);
     if (n + 16 > sizeof small)
         piece = cmd_alloc(n + 16, 1);
     n = butler_utf8_push(stream, bytes, n, piece, n + 16 > sizeof small ? n + 16 : sizeof small);
     cmd_append(&result->text, piece, n);
+    const char *rest = result->text.bytes ? result->text.bytes + result->n_shown : "";
+    const size_t n_new = cmd_stop_find(options, NULL, rest, result->text.n - result->n_shown, id < 0, &found);
+    if (found)
+        result->text.n = result->n_shown + n_new;
     if (id >= 0)
         cmd_integers_append(&result->ids, id);
     if (options->json && id >= 0) {
         cmd_row(json_pack("{s:s, s:i, s:o}", "policy", result->policy, "id", (int)id, "token", cmd_json_text(piece, n)));
-    } else if (!options->json && n) {
-        cmd_out(piece, n);
+    } else if (!options->json && n_new) {
+        cmd_out(rest, n_new);
         cmd_out_flush();
     }
+    result->n_shown += n_new;
     if (piece != small)
         free(piece);
+    return found;
 }
 
 /* Samples and decodes until the text ends. If the session is to be saved, its last token is decoded too, so that the saved
@@ -75,7 +84,10 @@ static int generate(const struct cmd_options *options, struct butler_engine *eng
             result->end = CMD_END_TOKEN;
             break;
         }
-        emit(options, model, &stream, id, result);
+        if (emit(options, model, &stream, id, result)) {
+            result->end = CMD_END_STOP;
+            break;
+        }
         if (i + 1 == options->n && !options->save_session)
             break;
         if (writer.n_past >= n_ctx) {
@@ -92,7 +104,8 @@ static int generate(const struct cmd_options *options, struct butler_engine *eng
     cmd_writer_end(&writer, &err);
     if (err.code < 0)
         return cmd_fail(options, &err);
-    emit(options, model, &stream, -1, result);
+    if (result->end != CMD_END_STOP)
+        emit(options, model, &stream, -1, result);
     if (!options->json && result->text.n && result->text.bytes[result->text.n - 1] != '\n')
         cmd_out("\n", 1);
     cmd_out_flush();

@@ -173,6 +173,8 @@ static int serve(const struct cmd_options *options, struct engines *engines, con
                                         .file_name = name_model(options),
                                         .chat_template = template->jinja,
                                         .chat_stop = template->stop,
+                                        .stops = options->stops.values,
+                                        .n_stops = options->stops.n,
                                         .secret = kept ? secret : NULL,
                                         .ready = say_ready,
                                         .user = (void *)options};
@@ -222,6 +224,11 @@ static int run(struct cmd_options *options)
     }
     if (options->alias && !*options->alias) {
         cmd_say(options, "--alias: the name is empty");
+        return CMD_USAGE;
+    }
+    if (options->stops.n > SERVE_MAX_STOPS / 2) {
+        cmd_say(options, "--stop: %d texts; a server takes %d, to which requests add their own", options->stops.n,
+                SERVE_MAX_STOPS / 2);
         return CMD_USAGE;
     }
     struct keys keys = {0};
@@ -297,6 +304,7 @@ static const struct cmd_use uses[] = {
     {CMD_MIN_P, "0.05"},
     CMD_PENALTIES,
     {CMD_THREADS, "0"},
+    {CMD_STOP, NULL},
     {CMD_DEVICE, NULL},
     {CMD_ISA, NULL},
     {CMD_PRECISION, "8"},

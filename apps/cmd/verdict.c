@@ -92,7 +92,7 @@ static void judge_perplexity(const json_t *rows, int length, const char *policy,
     const double above = value_of(row) / value_of(dense) - 1;
     json_object_set_new(out, "ppl", measured(row, dense));
     if (!(above <= VERDICT_PERPLEXITY))
-        refuse(reasons, "perplexity %+.2f %%", 100 * above);
+        refuse(reasons, "perplexity %+.*f %%", above < VERDICT_PERPLEXITY + 5e-5 ? 3 : 2, 100 * above); /* no 0.50 > 0.5 */
 }
 
 static void judge_speed(const json_t *rows, int length, const char *policy, json_t *out, json_t *reasons)

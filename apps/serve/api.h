@@ -16,8 +16,10 @@ struct serve_config {
     const char *file_name;                   /* of the model, another name that it is known by */
     const char *chat_template;               /* Jinja; NULL: the model's own */
     const char *chat_stop;                   /* text that ends an answer of a conversation; NULL: none */
-    const unsigned char *secret;             /* [SERVE_SECRET] that salts of prompts follow from; NULL: made for this start */
-    void (*ready)(void *user, int port);     /* the server listens; or NULL */
+    const char *const *stops;                /* [n_stops] that end every answer, beside a request's own */
+    int n_stops;
+    const unsigned char *secret;         /* [SERVE_SECRET] that salts of prompts follow from; NULL: made for this start */
+    void (*ready)(void *user, int port); /* the server listens; or NULL */
     void *user;
 };
 

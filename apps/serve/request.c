@@ -527,6 +527,8 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
     job->sampling.grammar = request->grammar;
     read_policy(api, body, job, error);
     read_stops(body, job, error);
+    for (int i = 0; i < api->config.n_stops; i++)
+        add_stop(job, api->config.stops[i], error);
     if (request->kind == SERVE_CHAT && api->config.chat_stop)
         add_stop(job, api->config.chat_stop, error);
     if (n == 0 && !error->status)

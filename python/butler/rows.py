@@ -29,7 +29,8 @@ def evaluate(task, *, command=None, **flags):
             value = ",".join(map(str, value))
         for item in value if isinstance(value, (list, tuple)) else [value]:
             words += [flag] if item is True else [] if item is None or item is False else [flag, str(item)]
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8",
+                          errors="replace")  # files' names in messages may be anything
     if done.returncode:
         raise Error(done.stderr.strip() or f"{program} eval ended with exit status {done.returncode}")
     output = flags.get("output") or flags.get("o")

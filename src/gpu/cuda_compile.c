@@ -73,15 +73,29 @@ static char *join_texts(void)
 
 /* --------------------------------------------------------------------------------------------------- compilation */
 
-/* The highest architecture that NVRTC and the device have, or the device's where there is none: NVRTC then says so. */
+/* The highest architecture that NVRTC and the device have; the device's where NVRTC does not say; 0: there is none. */
 static int choose_architecture(const struct butler_nvrtc *nvrtc, int capability)
 {
     int known[MOST_ARCHITECTURES], n = 0, best = 0;
     if (nvrtc->GetNumSupportedArchs(&n) != 0 || n > MOST_ARCHITECTURES || nvrtc->GetSupportedArchs(known) != 0)
-        n = 0;
+        return capability;
     for (int i = 0; i < n; i++)
         best = known[i] <= capability ? BUTLER_MAX(best, known[i]) : best;
-    return best ? best : capability;
+    return best;
+}
+
+/* The newest NVRTC of the driver's major version or an older one that makes code for the device: newer ones leave out old
+ * architectures. NULL: there is none; then *found is one that was passed over, or NULL. */
+static const struct butler_nvrtc *choose_nvrtc(int version, int capability, const struct butler_nvrtc **found)
+{
+    *found = NULL;
+    for (int major = version / 1000; major >= CUDA_OLDEST; major--) {
+        const struct butler_nvrtc *nvrtc = butler_nvrtc_open(major);
+        if (nvrtc && choose_architecture(nvrtc, capability))
+            return nvrtc;
+        *found = *found ? *found : nvrtc;
+    }
+    return NULL;
 }
 
 /* version: the driver's. */
@@ -222,8 +236,12 @@ static struct image *find_image(const struct target *target, struct butler_error
 const char *butler_cuda_image(const struct butler_gpu *gpu, int version, int capability, struct butler_error *err)
 {
     struct target target = {.gpu = gpu};
-    for (int major = version / 1000; major >= CUDA_OLDEST && !(target.nvrtc = butler_nvrtc_open(major)); major--)
-        ;
+    const struct butler_nvrtc *other;
+    if (!(target.nvrtc = choose_nvrtc(version, capability, &other)) && other) {
+        butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: no compiler here makes kernels for its compute capability %d.%d",
+                    gpu->label, capability / 10, capability % 10);
+        return NULL;
+    }
     if (!target.nvrtc) {
         butler_fail(err, BUTLER_ERROR_UNSUPPORTED, "%s: there is no compiler for its kernels (libnvrtc.so.%d to .%d)", gpu->label,
                     CUDA_OLDEST, version / 1000);
