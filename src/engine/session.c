@@ -126,6 +126,8 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
         butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: prompt=%g: this device reads prompts densely%s", policy->name, policy->prompt,
                     engine->backend->alloc_extents ? ", as do all whose KV pages lie on a disk" : "");
     else if (check_shape(model, n_ctx, err) == 0 && check_resident(engine, policy, params->kv_type, n_ctx, err) == 0 &&
+             /* Before the pool, which takes most of what a device has left. */
+             butler_scratch_make(&engine->scratch, hp, engine->backend, engine->n_block, n_ctx, policy->rope_in_cache, err) == 0 &&
              (pages = butler_engine_pages(engine, params->kv_type, hp->head_dim, true, err)) != NULL)
         session = butler_alloc(sizeof *session, err);
     if (!session)
@@ -143,7 +145,6 @@ struct butler_session *butler_session_make(struct butler_engine *engine, const s
     session->rope_scale = long_context ? model->rope_scale_long : model->rope_scale;
     if (shape_predictor(session, err) < 0 || butler_policy_compile(&session->policy, &session->shape, err) < 0 ||
         butler_backend_check_plan(engine->backend, &session->policy.plan, params->kv_type, session->shape.group, err) < 0 ||
-        butler_scratch_make(&engine->scratch, hp, engine->backend, engine->n_block, n_ctx, policy->rope_in_cache, err) < 0 ||
         butler_kv_init(&session->kv, &session->shape, pages, params->kv_type, n_ctx, &session->policy, err) < 0 ||
         make_memory(session, err) < 0 || make_lookahead(session, err) < 0) {
         butler_session_free(session);
