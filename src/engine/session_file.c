@@ -487,6 +487,8 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
             return BUTLER_ERROR_FORMAT;
     butler_session_release_windows(session);
     const bool sparse = (header->flags & SPARSE) != 0;
+    if (sparse && !(session->policy.prompt > 0)) /* which has no lists */
+        return butler_fail(err, BUTLER_ERROR_FORMAT, "%s: impossible flags in the header", cursor->path);
     if ((session->predict && read_predict(cursor, session, err) < 0) ||
         ((session->policy.every > 1 || sparse) && read_lists(cursor, session, header->n_ctx, err) < 0) ||
         (sparse && read_sparse_end(cursor, session, err) < 0))
