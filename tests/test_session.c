@@ -397,7 +397,8 @@ static struct butler_session *restore(struct butler_engine *engine, const unsign
 
 static void test_hostile_files(void **state)
 {
-    static const char *const policies[] = {"full", "h2o+vatp:budget=48", "quest:budget=32", "fier:budget=16", "quest:budget=32,prompt=16"};
+    static const char *const policies[] = {"full", "h2o+vatp:budget=48", "quest:budget=32", "fier:budget=16",
+                                           "quest:budget=32,prompt=16"};
     struct tiny tiny = tiny_default;
     int32_t text[60];
     (void)state;

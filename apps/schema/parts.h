@@ -66,9 +66,9 @@ struct schema_compiler {
     struct schema_text rules; /* complete rules */
     struct schema_text *open; /* the innermost body */
     bool used[SCHEMA_N_FIXED];
-    int n_rules, depth, guards; /* guards: objects and arrays around the present schema; each consumes a byte */
+    int n_rules, depth, guards;   /* guards: objects and arrays around the present schema; each consumes a byte */
     uint64_t n_steps, n_compared; /* n_compared: values compared with others; 64 are a step */
-    char path[1024]; /* of the present schema, for errors */
+    char path[1024];              /* of the present schema, for errors */
     size_t n_path;
     const json_t *flattening[SCHEMA_MAX_DEPTH]; /* targets of $ref that are being merged */
     int n_flattening;

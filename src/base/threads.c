@@ -51,7 +51,7 @@ struct butler_pool {
     atomic_bool stop;
 
     int n_threads, n_started;
-    pid_t process; /* that the workers run in: a fork of it has none, and its caller takes all tasks */
+    pid_t process;      /* that the workers run in: a fork of it has none, and its caller takes all tasks */
     struct lane *lanes; /* [n_threads] */
     struct worker workers[];
 };
