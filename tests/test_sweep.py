@@ -55,11 +55,11 @@ def test_pages_are_what_the_script_makes(results, tmp_path):
 def pieces(results, tmp_path, rows, *names):
     """The tables that the script writes for these rows, by name."""
     store, page = tmp_path / "store.jsonl", tmp_path / "page.md"
-    page.write_text("".join(f"before {name}\n<!-- {name} -->\n| old |\n\n" for name in names))
+    page.write_text("".join(f"before {name}\n<!-- {name} -->\n| typed before |\n\n" for name in names))
     store.write_text("".join(json.dumps(r) + "\n" for r in rows))
     results.main([], store, [page], [tmp_path / "page.svg"])
     text = page.read_text()
-    assert "old" not in text and text.count("before") == len(names)
+    assert "typed before" not in text and text.count("before") == len(names)
     return {name: text.split(f"<!-- {name} -->\n")[1].split("\n\n")[0] for name in names}
 
 
