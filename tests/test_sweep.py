@@ -135,8 +135,8 @@ def test_gates(results, tmp_path):
         (folder / f"{name}.json").write_text(json.dumps({"machine": "m", "commit": "c0ffee", "on": [{"length": 8192, "policy": on}], "candidates": candidates}))
     found = pieces(results, tmp_path, [row("full", 1, 20, [10, 30])], "gates", "candidates")
     assert found["gates"].splitlines()[2:] == [
-        "| Qwen2.5-Coder-0.5B, 8,192 | `b:budget=2` | 1.20 | 25 % | needles hold, perplexity +1.00 % |",
-        "| Qwen2.5-Coder-0.5B, 16,384 | `full` | 1 | 100 % | 2 fail: needles 1, perplexity 1, speed 1 |"]
+        "| Qwen2.5-Coder-0.5B, 8,192 | `b:budget=2` | 1.20 | +1.00 % |",
+        "| Qwen2.5-Coder-0.5B, 16,384 | `full` | 1 | 2 fail: needles 1, perplexity 1, speed 1 |"]
     assert [line.split(" | ")[-1] for line in found["candidates"].splitlines()[2:6]] == [
         "off: niah_single_2: 50 %, dense 100 % |", "**on** |", "passes |", "m; c0ffee |"]
 
