@@ -6,7 +6,8 @@
 # First the device has to compute what the CPU does: tests/card_gpu.c passes on cuda:0 (where `make build/tests/card_gpu` has built
 # it), and the default model finds a pass key of 8192 tokens (or BUTLER_NEEDLE; 0: none is asked for) under each policy and attends to
 # the same tokens. Exit status 2: it does not, and nothing is measured. 1: at 32768 tokens (or BUTLER_GATE) or more a sparse policy is
-# not ahead of dense attention, or a row is missing. 3: the model or the device cannot be opened. BUTLER, BUTLER_CARD: other programs
+# not ahead of dense attention, or a row is missing. 3: the model or the device cannot be opened, or
+# the CPU gives no answer to compare with. BUTLER, BUTLER_CARD: other programs
 # than this folder's.
 set -eu
 model=${1:?bench/gpu.sh MODEL.gguf [cuda:0|opencl:0 [DEPTH...]]}
