@@ -113,15 +113,22 @@ static inline int read_text(struct butler_session *session, const int32_t *text,
     return known;
 }
 
-static inline void assert_same(const struct context *c, struct butler_session *a, struct butler_session *b, const char *policy)
+/* Both go on alike for n tokens, bit for bit. */
+static inline void assert_same_for(const struct context *c, struct butler_session *a, struct butler_session *b, const char *policy,
+                                   int n)
 {
     struct butler_error err;
-    for (int i = 0; i <= N_STEPS; i++) {
+    for (int i = 0; i <= n; i++) {
         if (memcmp(butler_logits(a), butler_logits(b), (size_t)c->model->hp.n_vocab * sizeof(float)) != 0)
             fail_msg("%s: other logits %d tokens behind the prompt", policy, i);
         if (butler_step(a, c->text[i], &err) < 0 || butler_step(b, c->text[i], &err) < 0)
             fail_msg("%s: %s", policy, err.message);
     }
+}
+
+static inline void assert_same(const struct context *c, struct butler_session *a, struct butler_session *b, const char *policy)
+{
+    assert_same_for(c, a, b, policy, N_STEPS);
 }
 
 static inline struct butler_library_file *files_of(struct butler_library *library, int *n)
