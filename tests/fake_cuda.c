@@ -428,9 +428,10 @@ static int run_queue(struct stream *stream)
             work->call(work->data);
         else if (work->what != KERNEL_OF)
             memmove(work->to, work->from, work->n_bytes);
-        else if (fake_cuda.kernels_left == 0)
+        else if (fake_cuda.kernels_left == 0) {
             device->lost = true;
-        else {
+            fake_cuda.kernels_left = -1; /* other devices go on */
+        } else {
             fake_cuda.kernels_left -= fake_cuda.kernels_left > 0;
             run_kernel(work);
         }
@@ -729,10 +730,11 @@ int cuLaunchKernel(void *object, unsigned grid_x, unsigned grid_y, unsigned grid
 __attribute__((constructor)) static void begin(void)
 {
     const char *capability = getenv("FAKE_CUDA_CAPABILITY"), *version = getenv("FAKE_CUDA_VERSION"),
-               *n_devices = getenv("FAKE_CUDA_DEVICES");
+               *n_devices = getenv("FAKE_CUDA_DEVICES"), *kernels = getenv("FAKE_CUDA_KERNELS");
     fake_cuda.n_devices = n_devices && SIMT_CALLS ? atoi(n_devices) : fake_cuda.n_devices;
     fake_cuda.capability = capability ? atoi(capability) : fake_cuda.capability;
     fake_cuda.version = version ? atoi(version) : fake_cuda.version;
+    fake_cuda.kernels_left = kernels ? atoi(kernels) : fake_cuda.kernels_left;
 }
 
 __attribute__((destructor)) static void end(void)

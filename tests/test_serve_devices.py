@@ -1,4 +1,5 @@
 """butler serve on two devices: stand-ins for CUDA's libraries, which test_cuda is built with."""
+import json
 import os
 import threading
 import time
@@ -82,3 +83,45 @@ def test_other_commands(fake):
 def test_no_device(fake, monkeypatch):
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "0")
     assert "--device cuda:all: there is no such device here" in butler("serve", "-m", GQA, "--device", "cuda:all", expect=FAILED).stderr
+
+
+def lose(server):
+    """Asks until a device is lost; returns the answer's error."""
+    for _ in range(200):
+        status, _, text = server.request("POST", "/completion", {"prompt": OTHER, "n_predict": 3, "cache_prompt": False})
+        if status != 200:
+            assert status == 500
+            return json.loads(text)["error"]["message"]
+    raise AssertionError("no device was lost")
+
+
+def failing(server):
+    return [server.metric(f'butler:device_failing{{device="{i}"}}') for i in range(2)]
+
+
+def test_one_is_lost(fake, monkeypatch):
+    """The device that was lost has the fewest texts, and gets none; the other answers."""
+    monkeypatch.setenv("FAKE_CUDA_KERNELS", "500")
+    server = Server("--device", "cuda:all", "--kv-ram", "64M", "--kv", "full")
+    assert failing(server) == [0, 0]
+    assert "or the device was lost" in lose(server)
+    assert failing(server) == [1, 0]
+    before = jobs(server)
+    for _ in range(3):
+        ask(server, OTHER)  # whose reader was the lost one
+    assert jobs(server) == [before[0], before[1] + 3]
+    assert server.get("/health") == {"status": "ok"}
+    server.stop()
+
+
+def test_all_are_lost(fake, monkeypatch):
+    """Who watches the server restarts it."""
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "1")
+    monkeypatch.setenv("FAKE_CUDA_KERNELS", "500")
+    server = Server("--device", "cuda:0", "--kv-ram", "64M", "--kv", "full")
+    assert server.get("/health") == {"status": "ok"}
+    lose(server)
+    status, _, text = server.request("GET", "/health")
+    assert status == 503 and "only a restart helps" in json.loads(text)["error"]["message"]
+    lose(server)  # it still answers
+    server.stop()

@@ -67,9 +67,11 @@ json_t *serve_token_name(const struct butler_model *model, int32_t id)
 
 static json_t *get_health(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
 {
-    (void)error;
-    (void)api;
     (void)exchange;
+    if (serve_devices_all_fail(api->devices)) {
+        serve_fail(error, 503, "requests fail with input or output errors; where a device was lost, only a restart helps");
+        return NULL;
+    }
     return json_pack("{s:s}", "status", "ok");
 }
 

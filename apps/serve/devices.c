@@ -4,17 +4,21 @@
 
 #include <stdlib.h>
 
+#include "base/util.h"
+
 enum {
     SHORTEST = 32,          /* tokens of a beginning that counts */
     N_BEGINNINGS = 1 << 12, /* that are remembered */
     MOST_LENGTHS = 32,
+    FAILS_S = 60, /* seconds after which a device that failed is tried again: a disk can have room again */
 };
 
 struct serve_devices {
     struct serve_scheduler *schedulers[SERVE_MAX_DEVICES]; /* [n] */
     int n;
-    int n_texts[SERVE_MAX_DEVICES]; /* of jobs that were submitted and are not over */
-    uint64_t n_jobs[SERVE_MAX_DEVICES], n_refused;
+    struct serve_device each[SERVE_MAX_DEVICES];
+    double failed_s[SERVE_MAX_DEVICES]; /* butler_seconds() when its last job failed with BUTLER_ERROR_IO; 0: it did not */
+    uint64_t n_refused;
     struct beginning {
         uint64_t hash;
         uint32_t readers;       /* a bit for each */
@@ -66,10 +70,19 @@ int serve_devices_count(const struct serve_devices *devices)
     return devices->n;
 }
 
-uint64_t serve_devices_jobs(const struct serve_devices *devices, int i, int *n_texts)
+struct serve_device serve_devices_get(const struct serve_devices *devices, int i)
 {
-    *n_texts = devices->n_texts[i];
-    return devices->n_jobs[i];
+    struct serve_device device = devices->each[i];
+    device.failing = devices->failed_s[i] > 0 && butler_seconds() < devices->failed_s[i] + FAILS_S;
+    return device;
+}
+
+bool serve_devices_all_fail(const struct serve_devices *devices)
+{
+    for (int i = 0; i < devices->n; i++)
+        if (!serve_devices_get(devices, i).failing)
+            return false;
+    return true;
 }
 
 /* ---------------------------------------------------------------------------------------------------- placement */
@@ -89,23 +102,31 @@ static int hash_beginnings(const struct serve_job *job, uint64_t *hashes)
     return n;
 }
 
-/* The one of `among`, a bit for each, with the fewest texts; -1: there is none. */
+/* The one of `among`, a bit for each, with the fewest texts, one that fails only where there is no other: it would be idle always,
+ * and get every job. -1: there is none. */
 static int least_busy(const struct serve_devices *devices, uint32_t among)
 {
-    int best = -1;
-    for (int i = 0; i < devices->n; i++)
-        if (among >> i & 1 && (best < 0 || devices->n_texts[i] < devices->n_texts[best]))
-            best = i;
-    return best;
+    struct serve_device best = {0};
+    int found = -1;
+    for (int i = 0; i < devices->n; i++) {
+        const struct serve_device one = serve_devices_get(devices, i);
+        if (among >> i & 1 && (found < 0 || (one.failing != best.failing ? best.failing : one.n_texts < best.n_texts))) {
+            best = one;
+            found = i;
+        }
+    }
+    return found;
 }
 
 static int choose(const struct serve_devices *devices, const uint64_t *hashes, int n)
 {
     const int idle = least_busy(devices, UINT32_MAX);
+    const struct serve_device least = serve_devices_get(devices, idle);
     for (int i = n - 1; i >= 0; i--) {
         const struct beginning *found = &devices->beginnings[hashes[i] % N_BEGINNINGS];
         const int reader = found->hash == hashes[i] ? least_busy(devices, found->readers) : -1;
-        if (reader >= 0 && devices->n_texts[reader] <= 2 * devices->n_texts[idle])
+        const struct serve_device other = serve_devices_get(devices, BUTLER_MAX(reader, 0));
+        if (reader >= 0 && other.failing == least.failing && other.n_texts <= 2 * least.n_texts)
             return reader;
     }
     return idle;
@@ -129,8 +150,8 @@ int serve_devices_submit(struct serve_devices *devices, struct serve_job *job)
     for (int device = choose(devices, hashes, n); device >= 0; device = least_busy(devices, left)) {
         job->device = device;
         if (serve_submit(devices->schedulers[device], job) == 0) {
-            devices->n_texts[device] += job->n_choices;
-            devices->n_jobs[device]++;
+            devices->each[device].n_texts += job->n_choices;
+            devices->each[device].n_jobs++;
             remember(devices, hashes, n, device);
             return 0;
         }
@@ -146,8 +167,12 @@ struct serve_event *serve_devices_collect(struct serve_devices *devices)
     for (int i = 0; i < devices->n; i++) {
         *end = serve_collect(devices->schedulers[i]);
         for (; *end; end = &(*end)->next)
-            if ((*end)->kind == SERVE_DONE)
-                devices->n_texts[i] -= (*end)->job->n_choices;
+            if ((*end)->kind == SERVE_DONE) {
+                const int code = (*end)->job->error.code;
+                devices->each[i].n_texts -= (*end)->job->n_choices;
+                if (code == 0 || code == BUTLER_ERROR_IO)
+                    devices->failed_s[i] = code ? butler_seconds() : 0;
+            }
     }
     return all;
 }

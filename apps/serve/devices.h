@@ -7,6 +7,14 @@
 
 struct serve_devices;
 
+struct serve_device {
+    uint64_t n_jobs; /* that it was given so far */
+    int n_texts;     /* of those that are not over */
+    /* Within the last minute a job failed with BUTLER_ERROR_IO, as all do once a device is lost, and none succeeded since. It gets
+     * jobs only where no other takes them. */
+    bool failing;
+};
+
 /* As serve_scheduler_new, for engines of one model, all with these parameters: what they say of memory, and of how many jobs run or
  * wait, is each one's. Schedulers share traces, maps and the numbers of jobs. libraries[n]: each engine's, or NULL; params has
  * none. */
@@ -26,7 +34,7 @@ int serve_devices_submit(struct serve_devices *devices, struct serve_job *job);
 int serve_devices_inspect(struct serve_devices *devices, struct serve_metrics *metrics, struct serve_slot *slots, int max_slots);
 
 int serve_devices_count(const struct serve_devices *devices);
-/* Jobs that engine i was given so far, and texts of those that are not over. */
-uint64_t serve_devices_jobs(const struct serve_devices *devices, int i, int *n_texts);
+struct serve_device serve_devices_get(const struct serve_devices *devices, int i);
+bool serve_devices_all_fail(const struct serve_devices *devices);
 
 #endif

@@ -136,18 +136,18 @@ static void put_answers(struct butler_buffer *text, const struct serve_api *api)
 static void put_devices(struct butler_buffer *text, const struct serve_devices *devices)
 {
     const int n = serve_devices_count(devices);
-    int n_texts;
     if (n == 1)
         return;
     put_head(text, "butler:device_jobs_total", "counter", "Jobs that each device was given");
     for (int i = 0; i < n; i++)
-        put(text, "butler:device_jobs_total{device=\"%d\"} %llu\n", i,
-            (unsigned long long)serve_devices_jobs(devices, i, &n_texts));
+        put(text, "butler:device_jobs_total{device=\"%d\"} %llu\n", i, (unsigned long long)serve_devices_get(devices, i).n_jobs);
     put_head(text, "butler:device_texts", "gauge", "Texts of each device that run or wait");
-    for (int i = 0; i < n; i++) {
-        serve_devices_jobs(devices, i, &n_texts);
-        put(text, "butler:device_texts{device=\"%d\"} %d\n", i, n_texts);
-    }
+    for (int i = 0; i < n; i++)
+        put(text, "butler:device_texts{device=\"%d\"} %d\n", i, serve_devices_get(devices, i).n_texts);
+    put_head(text, "butler:device_failing", "gauge",
+             "1: a job failed within the last minute, as all do once a device is lost, and none succeeded since");
+    for (int i = 0; i < n; i++)
+        put(text, "butler:device_failing{device=\"%d\"} %d\n", i, serve_devices_get(devices, i).failing);
 }
 
 void serve_write_metrics(struct serve_api *api, struct butler_buffer *text)
