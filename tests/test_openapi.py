@@ -76,8 +76,7 @@ def narrowed():
     schemas["CompletionRequest"]["allOf"][-1]["properties"]["suffix"] = {"enum": [None, ""]}  # its model has no tokens for a gap
     schemas["NativeRequest"]["allOf"][-1]["properties"].update({name: {"type": "null"} for name in ("input_prefix", "input_suffix", "input_extra")})
     message = schemas["Messages"]["items"]
-    message["required"] = ["role", "content"]
-    message["properties"]["content"]["anyOf"][0] = {"type": "string"}
+    message["anyOf"] = [{"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}, {"properties": {"tool_calls": {"enum": [None, []]}, "function_call": False}}]
     return spec
 
 

@@ -167,7 +167,7 @@ IMAGE = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
     ("/v1/messages", {"messages": USER}, 400, "'max_tokens'"),
     ("/v1/messages", {"messages": USER, "max_tokens": 0}, 400, "'max_tokens'"),
     ("/v1/messages", {"messages": [], "max_tokens": 5}, 400, "'messages'"),
-    ("/v1/messages", {"messages": [{"role": "system", "content": "a"}], "max_tokens": 5}, 400, "'messages[0].role'"),
+    ("/v1/messages", {"messages": [{"role": "tool", "content": "a"}], "max_tokens": 5}, 400, "'messages[0].role'"),
     ("/v1/messages", {"messages": [{"role": "user"}], "max_tokens": 5}, 400, "'messages[0].content'"),
     ("/v1/messages", {"messages": USER, "max_tokens": 5, "system": 5}, 400, "'system'"),
     ("/v1/messages", {"messages": USER, "max_tokens": 5, "stop_sequences": [5]}, 400, "'stop_sequences'"),

@@ -85,10 +85,9 @@ static void add_logprob(const struct serve_request *request, struct serve_answer
 
 /* ------------------------------------------------------------------------------------------------ parts of bodies */
 
-/* "receipt", where steps were compared: of the first prompt's texts. */
-static void add_receipt(json_t *kv, const struct serve_request *request)
+/* "receipt", where steps were compared: of one prompt's texts. */
+static void add_receipt(json_t *kv, const struct serve_job *job)
 {
-    const struct serve_job *job = request->jobs[0];
     const struct butler_receipt *compared = &job->compared;
     if (compared->n_steps == 0)
         return;
@@ -101,11 +100,12 @@ static void add_receipt(json_t *kv, const struct serve_request *request)
                                   compared->step_evicted, "passages", passages));
 }
 
-json_t *serve_kv_json(const struct serve_request *request)
+/* What the decoding of some jobs read. */
+static json_t *kv_json(struct serve_job *const *jobs, int n)
 {
     struct butler_stats sum = {0};
-    for (int j = 0; j < request->n_jobs; j++) {
-        const struct butler_stats *stats = &request->jobs[j]->stats;
+    for (int j = 0; j < n; j++) {
+        const struct butler_stats *stats = &jobs[j]->stats;
         sum.kv_bytes += stats->kv_bytes;
         sum.metric_bytes += stats->metric_bytes;
         sum.upkeep_bytes += stats->upkeep_bytes;
@@ -121,11 +121,11 @@ json_t *serve_kv_json(const struct serve_request *request)
         sum.metric_memory += stats->metric_memory;
     }
     const double dense = (double)sum.full_kv_bytes, units = (double)sum.units_selected;
-    json_t *kv = json_pack(
-        "{s:s, s:I, s:I, s:I, s:f, s:f, s:I}", "policy", request->jobs[0]->policy, "bytes_read", (json_int_t)sum.kv_bytes,
-        "metric_bytes_read", (json_int_t)sum.metric_bytes, "dense_bytes", (json_int_t)sum.full_kv_bytes, "read_share",
-        dense > 0 ? (double)(sum.kv_bytes + sum.metric_bytes) / dense : 0.0, "reuse",
-        units > 0 ? (double)sum.units_reused / units : 0.0, "memory_bytes", (json_int_t)(sum.kv_memory + sum.metric_memory));
+    json_t *kv = json_pack("{s:s, s:I, s:I, s:I, s:f, s:f, s:I}", "policy", jobs[0]->policy, "bytes_read", (json_int_t)sum.kv_bytes,
+                           "metric_bytes_read", (json_int_t)sum.metric_bytes, "dense_bytes", (json_int_t)sum.full_kv_bytes,
+                           "read_share", dense > 0 ? (double)(sum.kv_bytes + sum.metric_bytes) / dense : 0.0, "reuse",
+                           units > 0 ? (double)sum.units_reused / units : 0.0, "memory_bytes",
+                           (json_int_t)(sum.kv_memory + sum.metric_memory));
     if (sum.upkeep_bytes)
         json_object_set_new(kv, "upkeep_bytes_read", json_integer((json_int_t)sum.upkeep_bytes));
     if (sum.pages_wanted) {
@@ -133,14 +133,19 @@ json_t *serve_kv_json(const struct serve_request *request)
         json_object_set_new(kv, "pages_from_disk", json_integer((json_int_t)sum.pages_fetched));
         json_object_set_new(kv, "disk_wait_ms", json_real(1e3 * sum.disk_s));
     }
-    add_receipt(kv, request);
-    if (request->jobs[0]->map)
-        json_object_set_new(kv, "map", json_integer(request->jobs[0]->id));
-    if (request->jobs[0]->lossless) {
+    add_receipt(kv, jobs[0]);
+    if (jobs[0]->map)
+        json_object_set_new(kv, "map", json_integer(jobs[0]->id));
+    if (jobs[0]->lossless) {
         json_object_set_new(kv, "drafted", json_integer((json_int_t)sum.n_drafted));
         json_object_set_new(kv, "accepted", json_integer((json_int_t)sum.n_accepted));
     }
     return kv;
+}
+
+json_t *serve_kv_json(const struct serve_request *request)
+{
+    return kv_json(request->jobs, request->n_jobs);
 }
 
 static json_t *usage_json(const struct serve_request *request)
@@ -207,7 +212,7 @@ static json_t *openai_json(const struct serve_request *request, json_t *choices)
 static json_t *native_json(const struct serve_request *request, int index, const char *text, size_t n, json_t *tokens, bool stop)
 {
     return json_pack("{s:i, s:s%, s:o, s:b, s:I, s:I}", "index", index, "content", text, n, "tokens", tokens, "stop", stop,
-                     "id_slot", (json_int_t)request->jobs[0]->id, "tokens_evaluated",
+                     "id_slot", (json_int_t)request->jobs[index / request->n_choices]->id, "tokens_evaluated",
                      (json_int_t)request->jobs[index / request->n_choices]->n_prompt);
 }
 
@@ -226,7 +231,7 @@ static void add_native_end(const struct serve_request *request, int index, json_
     json_object_set_new(body, "tokens_cached", json_integer(job->n_cached));
     json_object_set_new(body, "truncated", json_false());
     json_object_set_new(body, "timings", timings_json(job, n));
-    json_object_set_new(body, "kv", serve_kv_json(request));
+    json_object_set_new(body, "kv", kv_json(&request->jobs[index / request->n_choices], 1)); /* others may still run */
 }
 
 /* ---------------------------------------------------------------------------------------------------- streams */
@@ -494,7 +499,7 @@ static void add_echo(struct serve_request *request, const struct serve_job *job,
     struct serve_answer *answer = &request->answers[index];
     const size_t before = answer->text.n;
     json_t *logprobs = NULL;
-    serve_detokenize(request->api->model, job->prompt, job->n_prompt, &answer->text);
+    serve_detokenize(request->api->model, job->prompt, job->n_prompt, false, &answer->text);
     if (request->n_top >= 0)
         logprobs = answer->logprobs = logprobs_new(request->kind);
     for (int i = 0; i < job->n_prompt && logprobs; i++)
@@ -530,9 +535,10 @@ static void add_token(struct serve_request *request, const struct serve_event *e
     struct serve_answer *answer = &request->answers[index];
     json_t *logprobs = answer->logprobs;
     answer->n_tokens++;
+    const bool thinks = answer->parser && serve_parser_thinks(answer->parser);
     if (answer->parser)
         serve_parser_push(answer->parser, event->text, event->n_text);
-    answer->n_reasoning += answer->in_block && answer->blocks[answer->n_blocks - 1].kind == SERVE_REASONING;
+    answer->n_reasoning += thinks || (answer->parser && serve_parser_thinks(answer->parser));
     if (!request->stream) {
         if (!answer->parser)
             serve_text_append(&answer->text, event->text, event->n_text);

@@ -63,6 +63,22 @@ json_t *serve_token_name(const struct butler_model *model, int32_t id)
     return name;
 }
 
+/* As llama.cpp has it: a string, or an array of bytes that are no UTF-8. */
+static json_t *piece_json(const struct butler_model *model, int32_t id)
+{
+    size_t n;
+    const char *bytes = butler_token_bytes(model, id, &n);
+    if (n == 0)
+        bytes = butler_token_spelling(model, id, &n);
+    json_t *piece = bytes ? json_stringn(bytes, n) : json_string("");
+    if (piece)
+        return piece;
+    piece = json_array();
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(piece, json_integer((unsigned char)bytes[i]));
+    return piece;
+}
+
 /* ------------------------------------------------------------------------------------------------ without a body */
 
 static json_t *get_health(struct serve_api *api, const struct http_exchange *exchange, struct serve_error *error)
@@ -222,8 +238,7 @@ json_t *serve_post_tokenize(struct serve_api *api, json_t *body, struct serve_er
     for (int i = 0; i < n; i++) {
         json_array_append_new(list, json_integer(ids[i]));
         if (with_pieces)
-            json_array_append_new(pieces,
-                                  json_pack("{s:i, s:o}", "id", (int)ids[i], "piece", serve_token_name(api->model, ids[i])));
+            json_array_append_new(pieces, json_pack("{s:i, s:o}", "id", (int)ids[i], "piece", piece_json(api->model, ids[i])));
     }
     free(ids);
     json_t *answer = json_pack("{s:O, s:i, s:i}", "tokens", with_pieces ? pieces : list, "count", n, "max_model_len", api->n_ctx);
@@ -244,7 +259,7 @@ json_t *serve_post_detokenize(struct serve_api *api, json_t *body, struct serve_
     const int n = serve_read_ids(api, tokens, &ids, error);
     if (n < 0)
         return NULL;
-    serve_detokenize(api->model, ids, n, &text);
+    serve_detokenize(api->model, ids, n, true, &text);
     free(ids);
     /* One body for both of its users: llama.cpp's clients read "content", vLLM's "prompt". */
     json_t *answer = json_pack("{s:s%, s:s%}", "content", text.bytes, text.n, "prompt", text.bytes, text.n);

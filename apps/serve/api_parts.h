@@ -184,6 +184,7 @@ struct serve_tool_choice {
 struct serve_chat {
     json_t *messages; /* as the template gets them */
     json_t *tools;    /* borrowed: those that the answer may call; NULL: none */
+    json_t *left_out; /* array: the places in "tools" of those that are no functions, ascending */
     struct serve_tool_choice choice;
     json_t *variables; /* of the template, borrowed; or NULL */
     bool generation_prompt, one_call, no_reasoning;
@@ -204,8 +205,11 @@ int serve_tokenize_chat(const struct serve_api *api, const struct serve_chat *ch
 const char *serve_chat_template(const struct serve_api *api);
 /* Of a tool that was checked. */
 const char *serve_tool_name(json_t *tool);
-/* Checks tools and tool_choice; *tools, borrowed: those that the answer may call; NULL: none. 0 or a negative status. */
-int serve_read_tools(json_t *body, json_t **tools, struct serve_tool_choice *choice, struct serve_error *error);
+/* Checks tools and tool_choice; *tools, borrowed: those that the answer may call; NULL: none. Where functions are beside other
+ * tools, these are taken out of the body, and their places added to left_out. 0 or a negative status. */
+int serve_read_tools(json_t *body, json_t **tools, struct serve_tool_choice *choice, json_t *left_out, struct serve_error *error);
+/* The place in the request's "tools" of the i-th of those that are left. */
+size_t serve_tool_place(const json_t *left_out, size_t i);
 /* Checks the calls of message i. 0 or a negative status. */
 int serve_check_calls(json_t *message, size_t i, struct serve_error *error);
 /* Messages as the template gets them, a new reference; with a text of our own where it has no place for tools, calls and results.

@@ -132,6 +132,7 @@ struct answer {
     bool one_call, has_bare;   /* has_bare: rule "bare" is a call without the template's marks */
     const char *text;          /* before rule "text-root"; NULL: no text */
     json_t *not_held;          /* array, see serve_make_chat_grammar */
+    const json_t *left_out;    /* of the chat */
 };
 
 /* The schema of a tool's arguments, which are an object; a tool without parameters has none. A new reference; NULL: *error. */
@@ -172,7 +173,8 @@ static int put_arguments(struct butler_buffer *text, const struct butler_model *
         serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "%s", err.message);
     json_array_foreach(dropped, k, place)
     {
-        json_array_append_new(answer->not_held, json_sprintf("tools[%zu]%s", i, json_string_value(place)));
+        json_array_append_new(answer->not_held,
+                              json_sprintf("tools[%zu]%s", serve_tool_place(answer->left_out, i), json_string_value(place)));
     }
     json_decref(dropped);
     json_decref(schema);
@@ -290,13 +292,17 @@ static int put_calls(struct butler_buffer *text, const struct serve_api *api, js
 }
 
 /* The grammar of calls, where they are required or tools stand beside a format; format: GBNF of the text, or NULL. */
-static struct butler_grammar *make_grammar(const struct serve_api *api, json_t *tools, const struct serve_tool_choice *choice,
+static struct butler_grammar *make_grammar(const struct serve_api *api, const struct serve_chat *chat,
                                            const struct serve_syntax *syntax, const char *format, json_t *not_held,
                                            struct serve_error *error)
 {
+    json_t *tools = chat->tools;
+    const struct serve_tool_choice *choice = &chat->choice;
     const bool is_message = (syntax->calls & SERVE_CALLS_MESSAGE) || (syntax->reasoning & SERVE_REASONING_MESSAGE);
-    struct answer answer = {
-        .frame = tools ? find_frame(api, syntax->calls) : NULL, .one_call = syntax->one_call || choice->name, .not_held = not_held};
+    struct answer answer = {.frame = tools ? find_frame(api, syntax->calls) : NULL,
+                            .one_call = syntax->one_call || choice->name,
+                            .not_held = not_held,
+                            .left_out = chat->left_out};
     struct butler_buffer text = {0};
     struct butler_error err = {0};
     struct butler_grammar *grammar = NULL;
@@ -338,7 +344,7 @@ struct butler_grammar *serve_make_chat_grammar(const struct serve_api *api, cons
     if (!error->status && required && format && !is_json)
         serve_fail(error, 400, "'tool_choice' that requires a call excludes 'grammar'");
     else if (!error->status && (required || is_json))
-        grammar = make_grammar(api, chat->tools, &chat->choice, syntax, required ? NULL : format, not_held, error);
+        grammar = make_grammar(api, chat, syntax, required ? NULL : format, not_held, error);
     else if (!error->status && format && !(grammar = butler_grammar_new(api->model, format, &err)))
         serve_fail(error, err.code == BUTLER_ERROR_MEMORY ? 500 : 400, "'grammar': %s", err.message);
     free(format);

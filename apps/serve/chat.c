@@ -76,6 +76,37 @@ static const char *role_for(const struct serve_api *api, const char *role)
     return strcmp(role, "function") == 0 ? "tool" : role;
 }
 
+/* The field function_call, which tool_calls came after, as one of these: no template knows it. */
+static void take_function_call(json_t *message, size_t i, struct serve_error *error)
+{
+    const json_t *calls = json_object_get(message, "tool_calls");
+    json_t *call = json_object_get(message, "function_call");
+    if (json_is_object(call) && (!calls || json_is_null(calls) || (json_is_array(calls) && json_array_size(calls) == 0)))
+        json_object_set_new(message, "tool_calls", json_pack("[{s:s, s:O}]", "type", "function", "function", call));
+    else if (call && !json_is_object(call) && !json_is_null(call))
+        serve_fail(error, 400, "'messages[%zu].function_call' must be an object", i);
+    json_object_del(message, "function_call");
+}
+
+static bool is_systems(const json_t *message)
+{
+    const char *role = json_string_value(json_object_get(message, "role"));
+    return role && (strcmp(role, "system") == 0 || strcmp(role, "developer") == 0);
+}
+
+/* Makes one message of those of the system that the conversation begins with: templates take the first, and refuse others or leave
+ * them out. */
+static void join_systems(json_t *messages)
+{
+    json_t *first = json_array_get(messages, 0), *next;
+    while (is_systems(first) && is_systems(next = json_array_get(messages, 1))) {
+        const char *a = json_string_value(json_object_get(first, "content")),
+                   *b = json_string_value(json_object_get(next, "content"));
+        json_object_set_new(first, "content", json_sprintf("%s%s%s", a, *a && *b ? "\n\n" : "", b));
+        json_array_remove(messages, 1);
+    }
+}
+
 /* The messages with contents that are texts; NULL: *error. A new reference. */
 static json_t *read_messages(const struct serve_api *api, json_t *list, struct serve_error *error)
 {
@@ -88,20 +119,24 @@ static json_t *read_messages(const struct serve_api *api, json_t *list, struct s
             serve_fail(error, 400, "'messages[%zu]' must be an object with a string 'role'", i);
             break;
         }
-        if (serve_check_calls(message, i, error) < 0)
-            break;
         message = json_copy(message);
         json_array_append_new(messages, message);
+        take_function_call(message, i, error);
+        if (serve_check_calls(message, i, error) < 0)
+            break;
         json_object_set_new(message, "role", json_string(role_for(api, role)));
         serve_join_reasoning(message);
         if (!json_is_string(json_object_get(message, "content"))) {
             char *content = read_content(message, error);
-            json_object_set_new(message, "content", content ? json_string(content) : json_null());
+            const bool calls = json_array_size(json_object_get(message, "tool_calls")) > 0;
+            json_object_set_new(message, "content", content || !calls ? json_string(content ? content : "") : json_null());
             free(content);
         }
     }
-    if (!error->status)
+    if (!error->status) {
+        join_systems(messages);
         return messages;
+    }
     json_decref(messages);
     return NULL;
 }
@@ -130,7 +165,8 @@ int serve_read_chat(const struct serve_api *api, json_t *body, struct serve_chat
         return -error->status;
     if (!json_is_array(list) || json_array_size(list) == 0)
         return serve_fail(error, 400, "'messages' must be an array with at least one message");
-    if (serve_read_tools(body, &chat->tools, &chat->choice, error) < 0 || !(list = read_messages(api, list, error)))
+    chat->left_out = json_array();
+    if (serve_read_tools(body, &chat->tools, &chat->choice, chat->left_out, error) < 0 || !(list = read_messages(api, list, error)))
         return -error->status;
     const json_t *last = json_array_get(list, json_array_size(list) - 1);
     const char *role = json_string_value(json_object_get(last, "role"));
@@ -144,6 +180,24 @@ int serve_read_chat(const struct serve_api *api, json_t *body, struct serve_chat
 void serve_chat_free(struct serve_chat *chat)
 {
     json_decref(chat->messages);
+    json_decref(chat->left_out);
+}
+
+/* Many templates leave out what the system says behind other messages: an answer that lacks it would be wrong. */
+static void check_systems(const struct butler_chat_message *messages, size_t n, const struct butler_chat_text *text,
+                          struct serve_error *error)
+{
+    for (size_t i = 1; i < n && !error->status; i++) {
+        const char *content = messages[i].content;
+        if (!content || strcmp(messages[i].role, "system") != 0)
+            continue;
+        content += strspn(content, " \n\r\t");
+        size_t length = strlen(content);
+        while (length > 0 && strchr(" \n\r\t", content[length - 1]))
+            length--;
+        if (length > 0 && !memmem(text->bytes, text->n, content, length))
+            serve_fail(error, 400, "the chat template leaves out messages of the system behind others; give its text to the user");
+    }
 }
 
 int serve_render_chat(const struct serve_api *api, const struct serve_chat *chat, struct butler_chat_text *text,
@@ -172,8 +226,13 @@ int serve_render_chat(const struct serve_api *api, const struct serve_chat *chat
         serve_fail(error, 400, "the conversation ends with two messages of the assistant");
     else if (butler_chat_render(api->model, messages, begun ? n - 1 : n, &options, text, &err) < 0)
         serve_fail(error, 400, "%s", err.message);
-    else if (begun && messages[n - 1].content)
-        append_plain(text, messages[n - 1].content);
+    else {
+        check_systems(messages, n, text, error);
+        if (error->status)
+            butler_chat_text_free(text);
+        else if (begun && messages[n - 1].content)
+            append_plain(text, messages[n - 1].content);
+    }
     json_decref(rest);
     free(fields);
     free(variables);

@@ -123,7 +123,36 @@ static int check_choice(const struct serve_tool_choice *choice, json_t *tools, s
                : 0;
 }
 
-int serve_read_tools(json_t *body, json_t **tools, struct serve_tool_choice *choice, struct serve_error *error)
+/* Leaves tools that are no functions out of the body where functions are beside them: clients with tools of their own maker's
+ * server send both (Codex). A body that has no others is refused. */
+static json_t *leave_out(json_t *body, json_t *list, json_t *left_out)
+{
+    json_t *functions = json_array(), *tool;
+    size_t i;
+    json_array_foreach(list, i, tool)
+    {
+        const char *type = json_string_value(json_object_get(tool, "type"));
+        if (type && strcmp(type, "function") != 0)
+            json_array_append_new(left_out, json_integer((json_int_t)i));
+        else
+            json_array_append(functions, tool);
+    }
+    if (json_array_size(functions) > 0 && json_array_size(left_out) > 0)
+        json_object_set(body, "tools", functions);
+    else
+        json_array_clear(left_out);
+    json_decref(functions);
+    return json_object_get(body, "tools");
+}
+
+size_t serve_tool_place(const json_t *left_out, size_t i)
+{
+    for (size_t k = 0; k < json_array_size(left_out) && (size_t)json_integer_value(json_array_get(left_out, k)) <= i; k++)
+        i++;
+    return i;
+}
+
+int serve_read_tools(json_t *body, json_t **tools, struct serve_tool_choice *choice, json_t *left_out, struct serve_error *error)
 {
     json_t *list = json_object_get(body, "tools"), *tool;
     size_t i;
@@ -134,9 +163,11 @@ int serve_read_tools(json_t *body, json_t **tools, struct serve_tool_choice *cho
         return serve_fail(error, 400, "'tools' must be an array");
     if (json_array_size(list) > MAX_TOOLS)
         return serve_fail(error, 400, "'tools' has more than %d tools", MAX_TOOLS);
+    if (list)
+        list = leave_out(body, list, left_out);
     json_array_foreach(list, i, tool)
     {
-        if (check_tool(tool, i, error) < 0)
+        if (check_tool(tool, serve_tool_place(left_out, i), error) < 0)
             return -error->status;
     }
     if (apply_allowed(body, list, error) < 0)
@@ -329,6 +360,7 @@ void serve_find_syntax(const struct serve_api *api, const struct serve_chat *cha
     syntax->one_call = chat->one_call;
     if (!chat->no_reasoning)
         syntax->reasoning = serve_syntax_reasoning(serve_chat_template(api));
+    syntax->reasoning &= ~serve_syntax_closed(syntax->reasoning, prompt->bytes, prompt->n); /* the prompt has it: none follows */
     syntax->open = serve_syntax_open(syntax->reasoning, prompt->bytes, prompt->n);
     syntax->calls = renders_tools(api) ? serve_syntax_calls(serve_chat_template(api)) : SERVE_CALLS_TAGGED;
     syntax->in_recipient = serve_syntax_in_recipient(syntax->calls, prompt->bytes, prompt->n);

@@ -9,12 +9,14 @@
 #include <string.h>
 #include <unistd.h>
 
-void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct butler_buffer *text)
+void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, bool spelled, struct butler_buffer *text)
 {
     struct butler_utf8 stream = {0};
     for (int i = 0; i <= n; i++) {
         size_t n_bytes = 0;
         const char *bytes = i < n ? butler_token_bytes(model, ids[i], &n_bytes) : NULL;
+        if (bytes && n_bytes == 0 && spelled)
+            bytes = butler_token_spelling(model, ids[i], &n_bytes);
         const size_t room = 3 * (n_bytes + 3);
         serve_text_reserve(text, room);
         if (bytes || i == n) /* no bytes would flush what is pending */
@@ -118,7 +120,8 @@ int serve_choice_sample(const struct serve_job *job, struct serve_choice *choice
         choice->n_taken < choice->n_drawn ? choice->drawn[choice->n_taken++] : butler_sample(choice->sampler, logits, n_vocab, err);
     if (choice->id < 0)
         return choice->id;
-    const bool ended = butler_token_is_end(model, choice->id) && !job->ignore_end;
+    /* With ignore_eos an end token is drawn only where a grammar allows nothing else. */
+    const bool ended = butler_token_is_end(model, choice->id) && (!job->ignore_end || job->sampling.grammar);
     choice->n_generated++;
     serve_text_append(&choice->ids, (const char *)&choice->id, sizeof choice->id);
     event->id = choice->id;

@@ -40,8 +40,8 @@ struct serve_choice {
     int n_attention;
 };
 
-/* Appends the bytes of ids as UTF-8. */
-void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, struct butler_buffer *text);
+/* Appends the bytes of ids as UTF-8; spelled: control tokens as the vocabulary spells them, else they are left out. */
+void serve_detokenize(const struct butler_model *model, const int32_t *ids, int n, bool spelled, struct butler_buffer *text);
 /* Of token id in logits[n_vocab]. n_top: the most probable to report with it. */
 void serve_score_token(const float *logits, int n_vocab, int32_t id, int n_top, struct serve_score *score);
 

@@ -80,10 +80,14 @@ static json_t *read_messages(json_t *body, struct serve_error *error)
     {
         json_t *content = json_object_get(message, "content");
         const char *role = json_string_value(json_object_get(message, "role"));
-        if (!role || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
-            serve_fail(error, 400, "'messages[%zu].role' must be 'user' or 'assistant'", i);
-        else if (json_is_string(content))
-            serve_add_message(out, role, content);
+        const bool is_system = role && strcmp(role, "system") == 0; /* Claude Code has such behind its first message */
+        const json_t *last = json_array_get(out, json_array_size(out) - 1);
+        const char *last_role = json_string_value(json_object_get(last, "role"));
+        if (!role || (!is_system && strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
+            serve_fail(error, 400, "'messages[%zu].role' must be 'user', 'assistant' or 'system'", i);
+        else if (json_is_string(content) || (is_system && json_is_array(content)))
+            /* Behind other messages the user's: many templates refuse one of the system there, or leave it out. */
+            serve_add_message(out, is_system && last_role && strcmp(last_role, "system") != 0 ? "user" : role, content);
         else if (!json_is_array(content))
             serve_fail(error, 400, "'messages[%zu].content' must be a string or an array of blocks", i);
         else
@@ -116,8 +120,9 @@ static json_t *read_tools(json_t *body, struct serve_error *error)
         else if (!json_is_string(name) || !json_is_object(schema))
             serve_fail(error, 400, "'tools[%zu]' must have a string 'name' and an object 'input_schema'", i);
         else
-            json_array_append_new(tools, json_pack("{s:s, s:{s:O, s:O, s:O}}", "type", "function", "function", "name", name,
-                                                   "description", about ? about : json_null(), "parameters", schema));
+            json_array_append_new(tools, json_pack("{s:s, s:{s:O, s:O, s:O, s:O*}}", "type", "function", "function", "name", name,
+                                                   "description", about ? about : json_null(), "parameters", schema, "strict",
+                                                   json_object_get(tool, "strict")));
         if (error->status)
             break;
     }
@@ -148,10 +153,10 @@ static void read_thinking(const struct serve_api *api, json_t *body, json_t *cha
 {
     json_t *thinking = json_object_get(body, "thinking"), *given = json_object_get(chat, "chat_template_kwargs");
     const bool enabled = has_type(thinking, "enabled");
-    if (error->status || serve_is_neutral(thinking) || has_type(thinking, "adaptive"))
+    if (error->status || serve_is_neutral(thinking) || has_type(thinking, "adaptive") || has_type(thinking, "between_tools"))
         return;
     if (!enabled && !has_type(thinking, "disabled")) {
-        serve_fail(error, 400, "'thinking' must be an object of type enabled, adaptive or disabled");
+        serve_fail(error, 400, "'thinking' must be an object of type enabled, adaptive, between_tools or disabled");
         return;
     }
     if (enabled && !serve_read_count(thinking, "budget_tokens", true, error))
@@ -187,7 +192,7 @@ static void read_format(json_t *body, json_t *chat, struct serve_error *error)
 
 static json_t *to_chat(const struct serve_api *api, json_t *body, bool counts_only, struct serve_error *error)
 {
-    static const char *const unsupported[] = {"container", "mcp_servers", "context_management"};
+    static const char *const unsupported[] = {"container", "mcp_servers"};
     json_t *stops = json_object_get(body, "stop_sequences"), *chat = serve_copy_body(body, read_messages(body, error)), *tools;
     if (!counts_only)
         serve_read_count(body, "max_tokens", true, error);

@@ -51,7 +51,7 @@ static bool is_space(char c)
 static char *text_of(const struct butler_model *model, const struct serve_job *job, const struct passage *passage)
 {
     struct butler_buffer text = {0};
-    serve_detokenize(model, job->prompt + passage->first, passage->last - passage->first, &text);
+    serve_detokenize(model, job->prompt + passage->first, passage->last - passage->first, false, &text);
     size_t n = text.n, skip = 0;
     while (skip < n && is_space(text.bytes[skip]))
         skip++;

@@ -542,11 +542,17 @@ static struct serve_job *make_job(struct serve_request *request, json_t *body, i
 static int add_chat(struct serve_request *request, json_t *body, int32_t **ids, struct serve_error *error)
 {
     struct serve_chat chat;
+    json_t *place;
+    size_t i;
     int n = serve_read_chat(request->api, body, &chat, error);
     if (n == 0)
         n = serve_tokenize_chat(request->api, &chat, &request->syntax, ids, error);
     if (n >= 0) {
         request->not_held = json_array();
+        json_array_foreach(chat.left_out, i, place)
+        {
+            json_array_append_new(request->not_held, json_sprintf("tools[%d]", (int)json_integer_value(place)));
+        }
         request->grammar = serve_make_chat_grammar(request->api, &chat, body, &request->syntax, request->not_held, error);
     }
     serve_chat_free(&chat);

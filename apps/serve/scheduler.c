@@ -645,6 +645,7 @@ static void *run_engine(void *user)
             admit(s);
             serve_jobs_grant(&s->jobs);
             drop_done(s); /* what could not come back, or got no memory */
+            publish(s);   /* a step can be long */
         }
         if (go_on && s->jobs.n_running + s->jobs.n_parked == 0 && !s->waiting && serve_reread_pending(s->reread))
             reread(s);

@@ -112,6 +112,18 @@ unsigned serve_syntax_open(unsigned reasoning, const char *prompt, size_t n)
     return 0;
 }
 
+unsigned serve_syntax_closed(unsigned reasoning, const char *prompt, size_t n)
+{
+    n = trim_end(prompt, n);
+    for (size_t i = 0; i < COUNT(reasoning_forms); i++) {
+        const size_t n_mark = strlen(reasoning_forms[i].close);
+        if ((reasoning & reasoning_forms[i].form) && n >= n_mark &&
+            memcmp(prompt + n - n_mark, reasoning_forms[i].close, n_mark) == 0)
+            return reasoning_forms[i].form;
+    }
+    return 0;
+}
+
 bool serve_syntax_in_recipient(unsigned calls, const char *prompt, size_t n)
 {
     return (calls & SERVE_CALLS_RECIPIENT) && n >= 3 && memcmp(prompt + n - 3, ">>>", 3) == 0;
@@ -509,6 +521,11 @@ void serve_parser_push(struct serve_parser *parser, const char *bytes, size_t n)
 void serve_parser_end(struct serve_parser *parser)
 {
     run(parser, true);
+}
+
+bool serve_parser_thinks(const struct serve_parser *parser)
+{
+    return parser->state == IN_REASONING || (parser->state == IN_MESSAGE && parser->message == SERVE_REASONING);
 }
 
 int serve_parser_n_calls(const struct serve_parser *parser)
