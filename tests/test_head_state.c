@@ -173,6 +173,47 @@ static void test_taken_over(void **state)
     free_engine(engine);
 }
 
+/* Logits of no query: -1 to -7. */
+static void score_logits(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view,
+                         const struct butler_score_request *request)
+{
+    (void)shape, (void)values;
+    for (int h = 0; h < request->n_q; h++)
+        for (int i = 0; i < request->n; i++)
+            request->out[(size_t)h * request->stride + i] = -1 - (float)(butler_view_position(view, request->first + i) % 7);
+}
+
+/* Probabilities of logits are their softmax whether or not they depend on a query. */
+static void test_logits_without_queries(void **state)
+{
+    static const char *const budgets[] = {"mass=0.9", "budget=20,sinks=0"};
+    (void)state;
+    for (int b = 0; b < BUTLER_COUNT(budgets); b++) {
+        int32_t ids[2][N_TEXT];
+        int n[2];
+        for (int query_free = 0; query_free < 2; query_free++) {
+            struct butler_engine *engine = open_engine(1);
+            struct butler_error err;
+            char policy[96];
+            const struct butler_metric metric = {.abi = BUTLER_METRIC_ABI,
+                                                 .name = "logits",
+                                                 .scale = BUTLER_SCORE_LOGIT,
+                                                 .query_free = query_free,
+                                                 .score = score_logits};
+            snprintf(policy, sizeof policy, "logits%s:%s", b ? "+vatp" : "", budgets[b]);
+            assert_int_equal(butler_metric_register(engine, &metric, &err), 0);
+            struct butler_session *session = open_session(engine, policy);
+            assert_int_equal(butler_step(session, 3, NULL), 0);
+            n[query_free] = butler_last_selection(session, 1, 0, ids[query_free], N_TEXT);
+            butler_session_free(session);
+            free_engine(engine);
+        }
+        assert_int_equal(n[0], n[1]);
+        assert_true(n[0] > 10 && n[0] < N_PROMPT);
+        assert_memory_equal(ids[0], ids[1], (size_t)n[0] * sizeof **ids);
+    }
+}
+
 static void test_what_cannot_be(void **state)
 {
     struct butler_engine *engine = open_engine(1);
@@ -189,6 +230,6 @@ static void test_what_cannot_be(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_state_follows), cmocka_unit_test(test_taken_over),
-                                       cmocka_unit_test(test_what_cannot_be)};
+                                       cmocka_unit_test(test_logits_without_queries), cmocka_unit_test(test_what_cannot_be)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

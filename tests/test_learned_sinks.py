@@ -4,7 +4,7 @@ import struct
 import pytest
 
 from cli import MODELS, ROOT, rows
-from gguf_file import Gguf
+from gguf_file import F32, Gguf
 
 TEXT = ROOT / "tests" / "data" / "secret_garden.txt"
 NONE, ALL = -30.0, 30.0  # logits of a sink that takes nothing, or all but nothing, of every softmax
@@ -35,6 +35,18 @@ def test_mass_budget(how, with_sinks):
     all_, some, none = read(ALL), read(4.0), read(NONE)
     assert all_ < some < none < 1
     assert all_ < 0.5 * none  # layers with a window read all of it in both
+
+
+@pytest.mark.parametrize("cap, least", [(0.02, 0.85), (0, 0)])
+def test_soft_caps_are_part_of_the_attention(cap, least, tmp_path):
+    """Capped to nearly nothing, attention is the same to all tokens: nine of ten have nine tenths of it."""
+    model = Gguf(MODELS / "llama-gqa.gguf")
+    if cap:
+        model.put("llama.attn_logit_softcapping", F32, cap)
+    model.write(tmp_path / "model.gguf")
+    stats = rows("run", "-m", tmp_path / "model.gguf", "-p", TEXT.read_text()[:110], "-n", "4", "--temp", "0", "--kv", "oracle:mass=0.9,dense=0,sinks=0")[-1]["stats"]
+    read = stats["kv_bytes"] / stats["full_kv_bytes"]
+    assert least < read < (0.97 if cap else 0.85)
 
 
 def test_recall_counts_the_sink(with_sinks):

@@ -390,6 +390,90 @@ static bool until_third(void *user, int position, const float *row)
     return position < 2;
 }
 
+static struct butler_session *open_one(const struct context *c, const char *policy)
+{
+    struct butler_error err;
+    struct butler_session *session =
+        butler_session_new(c->engine, &(struct butler_session_params){.n_ctx = 250, .policy = policy}, &err);
+    if (!session)
+        fail_msg("%s", err.message);
+    return session;
+}
+
+static void decode(const struct context *c, struct butler_session *session, int n)
+{
+    struct butler_error err;
+    for (int i = 0; i < n; i++)
+        check(butler_step(session, c->text[butler_n_past(session)], &err), &err);
+}
+
+/* Decode steps that a large budget kept from being observed are not evicted by, whoever sets a smaller one. */
+static void test_steps_that_were_not_observed(void **state)
+{
+    static const char *const policies[] = {"tova:budget=%d", "scissorhands:budget=%d,window=40",
+                                           "snapkv:budget=%d,rolling=1,window=16", "h2o:budget=%d,half_life=1"};
+    struct context c;
+    struct butler_error err;
+    (void)state;
+    open_model(&c, &models[0], 0);
+    for (int i = 0; i < BUTLER_COUNT(policies); i++) {
+        char large[96], small[96], path[160];
+        snprintf(large, sizeof large, policies[i], 200);
+        snprintf(small, sizeof small, policies[i], 90);
+        struct butler_session *donor = open_one(&c, large), *heir = open_one(&c, small);
+        check(butler_prefill(donor, c.text, 60, NULL, NULL, &err), &err);
+        assert_int_equal(butler_session_adopt(heir, donor, &err), 0); /* prompts are observed */
+        butler_session_free(heir);
+        heir = open_one(&c, small);
+        decode(&c, donor, 28);
+        if (i > 0) { /* tova goes by the last query alone */
+            check(butler_prefill(donor, c.text + 88, 2, NULL, NULL, &err), &err);
+            assert_int_equal(butler_session_set_budget(donor, 90, &err), BUTLER_ERROR_ARGUMENT);
+        } else {
+            decode(&c, donor, 2);
+        }
+        assert_int_equal(butler_session_adopt(heir, donor, &err), BUTLER_ERROR_ARGUMENT);
+        butler_session_free(donor);
+        donor = open_one(&c, small); /* a file has the policy's own budget */
+        check(butler_session_set_budget(donor, 200, &err), &err);
+        check(butler_prefill(donor, c.text, 60, NULL, NULL, &err), &err);
+        decode(&c, donor, 30);
+        snprintf(path, sizeof path, "%s/unobserved", c.folder);
+        check(butler_session_save(donor, path, &err), &err);
+        assert_null(butler_session_restore(c.engine, path, 0, &err));
+        assert_non_null(strstr(err.message, "larger budget"));
+        butler_session_free(donor);
+        butler_session_free(heir);
+    }
+    close_model(&c);
+}
+
+/* With a pyramid a low layer's budget can cover a longer text and not a shorter one, whose records are then wanted. */
+static void test_back_where_a_pyramid_selects(void **state)
+{
+    static const char *const policies[] = {
+        "quest:budget=60,recent=20,pyramid=5,dense=0,sinks=0,page=4", "oracle+vatp:budget=60,recent=20,pyramid=5,dense=0,sinks=0",
+        "fier:budget=60,recent=20,pyramid=5,dense=0,sinks=0", "knorm:method=retrieve,budget=60,recent=20,pyramid=5"};
+    struct context c;
+    struct butler_error err;
+    (void)state;
+    open_model(&c, &models[0], 0);
+    for (int i = 0; i < BUTLER_COUNT(policies); i++) {
+        struct butler_session *back = open_one(&c, policies[i]), *alone = open_one(&c, policies[i]);
+        check(butler_prefill(back, c.text, 85, NULL, NULL, &err), &err);
+        check(butler_session_truncate(back, 70, &err), &err);
+        check(butler_prefill(alone, c.text, 70, NULL, NULL, &err), &err);
+        for (int k = 0; k < 40; k++) {
+            decode(&c, back, 1);
+            decode(&c, alone, 1);
+            assert_memory_equal(butler_logits(back), butler_logits(alone), (size_t)c.model->hp.n_vocab * sizeof(float));
+        }
+        butler_session_free(back);
+        butler_session_free(alone);
+    }
+    close_model(&c);
+}
+
 /* A callback that stops is told so, in whichever pass it was called. */
 static void test_callbacks_that_stop(void **state)
 {
@@ -425,6 +509,8 @@ int main(void)
         cmocka_unit_test(test_receipts_of_copies),
         cmocka_unit_test(test_steered_rows_stay_alone),
         cmocka_unit_test(test_the_prefix_cache_gives_way),
+        cmocka_unit_test(test_steps_that_were_not_observed),
+        cmocka_unit_test(test_back_where_a_pyramid_selects),
         cmocka_unit_test(test_callbacks_that_stop),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

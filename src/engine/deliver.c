@@ -174,6 +174,9 @@ void butler_part_note_tokens(struct butler_part *part)
     for (int l = 0; l < session->shape.n_layers && !session->policy.plan.guided; l++)
         if (!session->kv.records_off && butler_schedule_observe(part, l) < session->n_past)
             session->n_observed = session->n_past;
+    for (int l = 0; l < session->shape.n_layers && part->decode && session->policy.plan.observe[1] > 0; l++)
+        if (butler_policy_applies(&session->policy, l) && butler_schedule_observe(part, l) == INT32_MAX)
+            session->n_skipped = session->n_past;
     session->observed_more = session->observed_more || (part->exact && part->n > 1 && session->policy.plan.guided);
     session->steered = session->steered || session->capture;
     if (!part->logits && !part->each)

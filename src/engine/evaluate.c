@@ -40,18 +40,13 @@ bool butler_policy_can_adopt(const struct butler_engine *engine, const char *to,
 
 /* Whether decode steps of the text were not observed, because the budget held all tokens that could be observed (schedule.c), and
  * the next one is smaller than that. */
-static bool has_skipped(const struct butler_session *session, const struct butler_policy *next)
+bool butler_session_has_skipped(const struct butler_session *session, const struct butler_policy *next)
 {
-    const struct butler_policy *last = &session->policy;
-    const int window = last->plan.observe[1], n_layers = session->shape.n_layers;
+    const int window = next->plan.observe[1], n_layers = session->shape.n_layers;
     bool skipped = false;
-    if (window == 0 || last->plan.idle || session->evicted || session->n_decoded == 0)
-        return false;
-    for (int l = 0; l < n_layers; l++)
-        skipped = skipped || (butler_policy_applies(last, l) &&
-                              butler_policy_keeps_all(last, l, n_layers,
-                                                      session->n_past - session->n_decoded + 1 + BUTLER_MIN(window, 1 << 24)) &&
-                              !butler_policy_keeps_all(next, l, n_layers, session->n_past + BUTLER_MIN(window, 1 << 24)));
+    for (int l = 0; l < n_layers && session->n_skipped > 0 && !session->evicted && window > 0; l++)
+        skipped = skipped || (butler_policy_applies(next, l) &&
+                              !butler_policy_keeps_all(next, l, n_layers, session->n_skipped + BUTLER_MIN(window, 1 << 24)));
     return skipped;
 }
 
@@ -69,7 +64,7 @@ int butler_session_set_budget(struct butler_session *session, int n_tokens, stru
     next.budget_kind = BUTLER_BUDGET_COUNT;
     next.budget = n_tokens;
     next.budget_set = true;
-    if (has_skipped(session, &next))
+    if (butler_session_has_skipped(session, &next))
         return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                            "a budget of %d tokens: under the larger one %s has not observed all that it goes by", n_tokens,
                            policy->name);

@@ -32,7 +32,7 @@ static void compile_scores(struct butler_plan *plan, const struct butler_policy 
     const bool zscores = value_of(policy, "normalise", BUTLER_NORMALISE_SOFTMAX) == BUTLER_NORMALISE_ZSCORE;
     reduction->probabilities = policy->budget_kind == BUTLER_BUDGET_MASS;
     reduction->mean = policy->reduce == BUTLER_REDUCE_MEAN;
-    reduction->logits = metric->scale == BUTLER_SCORE_LOGIT && !metric->query_free;
+    reduction->logits = metric->scale == BUTLER_SCORE_LOGIT;
     reduction->zscores = zscores && !reduction->probabilities && !weighs;
     reduction->weigh = weigh_of(policy, reduction->logits);
     reduction->pool = metric->page_scores ? 1 : policy->unit;

@@ -29,6 +29,7 @@ struct butler_session {
     int n_dense;        /* the first tokens of the text that were read as a prompt, from the beginning on: what others can share */
     int n_adopted;      /* tokens that the last butler_session_adopt_prefix gave */
     int n_observed;     /* the metric has observed queries of positions below this one */
+    int n_skipped;      /* position behind the latest decode step that a metric which observes them was not shown (schedule.c) */
     bool observed_more; /* and queries that the text as a prompt has not: of checks of drafts, of tokens that were taken back */
     bool steered;       /* a capture was set while tokens were read: their rows are not what the text alone gives */
     int sparse_end;     /* position after the last token that was read sparsely (prompt=) */
@@ -93,6 +94,9 @@ void butler_session_summarise(struct butler_session *session, int first, int n);
 
 /* Its policy's budget was `last`: makes what that budget put off and the new one wants. */
 void butler_session_follow_policy(struct butler_session *session, const struct butler_policy *last);
+
+/* Whether the metric has not observed decode steps that the next policy of this text may evict by. */
+bool butler_session_has_skipped(const struct butler_session *session, const struct butler_policy *next);
 
 /* A session that failed: why, if its cache knows. */
 int butler_session_fault(const struct butler_session *session, struct butler_error *err);

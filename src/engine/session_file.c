@@ -472,10 +472,16 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     session->n_observed = header->n_observed;
     session->evicted = (header->flags & EVICTED) != 0;
     session->observed_more = (header->flags & OBSERVED_MORE) != 0;
+    if (session->policy.plan.observe[1] > 0 && header->n_decoded > 0 && header->n_observed < header->n_past)
+        session->n_skipped = header->n_past;
     session->steered = (header->flags & STEERED) != 0;
     session->stop = (header->flags & STOP) != 0;
     if (header->flags & GUIDED)
         butler_plan_guide(&session->policy.plan);
+    if (butler_session_has_skipped(session, &session->policy)) /* another budget had been set */
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "%s: saved under a larger budget than that of %.150s, which has not observed all that it goes by",
+                           cursor->path, session->policy.text);
     if (header->has_logits) {
         if (!(from = take(cursor, (size_t)header->n_vocab * sizeof(float), "the logits", err)))
             return BUTLER_ERROR_FORMAT;

@@ -39,6 +39,7 @@ static void copy_text(struct butler_session *to, const struct butler_session *fr
     to->n_decoded = from->n_decoded;
     to->n_dense = from->n_dense;
     to->n_observed = from->n_observed;
+    to->n_skipped = from->n_skipped;
     to->observed_more = from->observed_more;
     to->steered = from->steered;
     to->sparse_end = from->sparse_end;
@@ -137,7 +138,7 @@ bool butler_session_can_adopt(const struct butler_policy *to, const struct butle
 static bool lacks_observations(const struct butler_policy *to, const struct butler_session *from)
 {
     return to->plan.observe[0] > 0 &&
-           (from->policy.plan.idle || (from->kv.records_off && to->plan.observe[1] > 0) ||
+           (from->policy.plan.idle || butler_session_has_skipped(from, to) || (from->kv.records_off && to->plan.observe[1] > 0) ||
             (from->policy.plan.guided && !to->plan.guided && (from->observed_more || from->n_decoded > 0)));
 }
 
@@ -163,7 +164,7 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
         share_layer(&session->kv, &from->kv, l, norms, records);
     copy_text(session, from);
     if (!records)
-        session->n_observed = session->observed_more = 0;
+        session->n_observed = session->n_skipped = session->observed_more = 0;
     bool late = false; /* what the other policy's budget put off is wanted here */
     for (int l = 0; l < session->shape.n_layers; l++)
         late = late || butler_policy_defers(&from->policy, l, session->shape.n_layers, from->n_past);
@@ -207,6 +208,10 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         session->n_adopted = 0;
         butler_receipt_begin(session);
     }
+    bool late = false; /* a pyramid's low layers may be covered by their budget at the longer text and not at the shorter one */
+    for (int l = 0; l < session->kv.n_layers; l++)
+        late = late || (butler_policy_defers(&session->policy, l, session->kv.n_layers, session->n_past) &&
+                        !butler_policy_defers(&session->policy, l, session->kv.n_layers, n));
     for (int l = 0; l < session->kv.n_layers; l++) {
         butler_kv_truncate(&session->kv, l, n);
         session->selection.at[l] = session->selection.at[l] > n ? 0 : session->selection.at[l];
@@ -215,7 +220,9 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
         butler_kv_truncate(&session->predict->kv, 0, n);
     /* A record that covers slots on both sides is made anew from the keys. Version 1 of the predictor has keys of its own, each in
      * its place in the record, where the next tokens overwrite those that are gone. */
-    if (n > 0 && session->kv.record_slots > 1 && !session->policy.plan.own_text && !session->kv.states)
+    if (n > 0 && late && !session->kv.states)
+        butler_session_summarise(session, 0, n);
+    else if (n > 0 && session->kv.record_slots > 1 && !session->policy.plan.own_text && !session->kv.states)
         butler_session_summarise(session, butler_kv_record_start(&session->kv, n), n);
     for (int l = 0; l < session->kv.n_layers; l++)
         butler_kv_zero_states(&session->kv, l);
@@ -227,6 +234,7 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
     session->n_dense = BUTLER_MIN(session->n_dense, n);
     session->sparse_end = BUTLER_MIN(session->sparse_end, n);
     session->n_observed = BUTLER_MIN(session->n_observed, n);
+    session->n_skipped = BUTLER_MIN(session->n_skipped, n);
     session->observed_more = n > 0 && (session->observed_more || session->policy.plan.guided);
     session->steered = session->steered && n > 0;
     session->evicted = session->evicted && n > 0;
