@@ -88,6 +88,13 @@ struct butler_model_params {
     /* A folder of the user's in which fingerprints of models and kernels compiled for CUDA are kept between processes, made if need
      * be; NULL: none. One that cannot be used is no error. */
     const char *cache_folder;
+    /* How rotary positions are scaled for texts longer than those of the training, in place of what the file says: "none", "linear"
+     * or "yarn"; NULL: as it says. BUTLER_ERROR_ARGUMENT where the model has no rotary positions, or has factors of its own for
+     * long texts, and for scales that are not allowed. Sessions, kept texts, verdicts and predictors of another scaling are those
+     * of another model: its fingerprint is another. */
+    const char *rope_scaling;
+    double rope_scale;     /* 1 to 1000: by so many times, in "linear" and "yarn"; n_ctx_train is so many times rope_original_ctx */
+    int rope_original_ctx; /* tokens of the training before it was scaled; 0: as the file says */
 };
 
 /* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. Freed after its engines. */
@@ -102,7 +109,7 @@ struct butler_model_info {
     const char *tokenizer;     /* "llama" (SentencePiece) or "gpt2" (byte-level BPE) */
     const char *chat_template; /* the model's own Jinja text, or NULL */
     int n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_vocab;
-    int n_ctx_train; /* tokens the model was trained for */
+    int n_ctx_train; /* tokens the model was trained for, or to which rope_scaling of butler_model_params extends it */
     int n_windowed;  /* layers that see only the latest `window` tokens */
     int window;      /* 0: no layer has one */
     /* What is odd in the file but does not keep it from being run: a sentence a line, "" if nothing. */
@@ -110,13 +117,15 @@ struct butler_model_info {
     uint64_t n_params;
     uint64_t weight_bytes;      /* all tensors in the file */
     uint64_t step_weight_bytes; /* what one decode step reads of them */
+    const char *rope_scaling;   /* of butler_model_params, "yarn:4:32768"; "": as the file says */
 };
 
 /* Owned by the model. */
 const struct butler_model_info *butler_model_get_info(const struct butler_model *model);
 
-/* XXH3-64 of the whole file (split models: of all of them): session files and predictors belong to the model that has it. The first
- * call for a model reads all of the file, unless cache_folder knows the fingerprint of a file with its inode, size and times. */
+/* XXH3-64 of the whole file (split models: of all of them), and of rope_scaling where it was given: session files and predictors
+ * belong to the model that has it. The first call for a model reads all of the file, unless cache_folder knows the fingerprint of a
+ * file with its inode, size and times. */
 int butler_model_fingerprint(struct butler_model *model, uint64_t *fingerprint, struct butler_error *err);
 
 /* ------------------------------------------------------------------------------------------------ engine */

@@ -26,6 +26,8 @@ struct butler_model *butler_model_load(const char *path, const struct butler_mod
     if (!model)
         return NULL;
     model->path = strdup(path);
+    model->rope_given = (struct butler_rope_given){
+        .type = params->rope_scaling, .scale = params->rope_scale, .original_ctx = params->rope_original_ctx};
     if (params->cache_folder)
         model->cache_folder = strdup(params->cache_folder);
     if (!model->path || (params->cache_folder && !model->cache_folder)) {

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 /* Upper bounds of hyperparameters: far above any model, and low enough that products of a few of them fit in 64 bits, and any
  * one times a small factor fits in an int. */
@@ -446,7 +447,15 @@ static int fill_info(struct butler_model *model, struct butler_error *err)
             largest = t;
     info->file_type = butler_types[largest].name;
     info->step_weight_bytes = step_bytes(model);
+    info->rope_scaling = model->rope_given.text;
     return 0;
+}
+
+/* Another fingerprint where another scaling of positions was given. */
+static uint64_t with_scaling(const struct butler_model *model, uint64_t fingerprint)
+{
+    const char *text = model->rope_given.text;
+    return *text ? XXH3_64bits_withSeed(text, strlen(text), fingerprint) : fingerprint;
 }
 
 int butler_model_bind(struct butler_model *model, struct butler_error *err)
@@ -477,7 +486,7 @@ int butler_model_bind(struct butler_model *model, struct butler_error *err)
     if ((rc = bind_tensors(&binder)) < 0 || (rc = refuse_strangers(&binder)) < 0 || (rc = butler_rope_init(model, err)) < 0 ||
         (rc = butler_key_shifts_init(model, err)) < 0 || (rc = fill_info(model, err)) < 0)
         return rc;
-    model->sampled_fingerprint = butler_gguf_sampled_fingerprint(model->gguf);
+    model->sampled_fingerprint = with_scaling(model, butler_gguf_sampled_fingerprint(model->gguf));
     return 0;
 }
 
@@ -491,7 +500,7 @@ int butler_model_fingerprint(struct butler_model *model, uint64_t *fingerprint, 
         const int code = butler_gguf_fingerprint(model->gguf, model->cache_folder, &found, err);
         if (code < 0)
             return code;
-        __atomic_store_n(&model->fingerprint, found, __ATOMIC_RELAXED);
+        __atomic_store_n(&model->fingerprint, with_scaling(model, found), __ATOMIC_RELAXED);
         __atomic_store_n(&model->has_fingerprint, true, __ATOMIC_RELEASE);
     }
     *fingerprint = __atomic_load_n(&model->fingerprint, __ATOMIC_RELAXED);

@@ -111,6 +111,12 @@ struct butler_model {
     float *rope_freq_local; /* of layers with BUTLER_LAYER_ROTATES_LOCAL, unscaled; or NULL */
     float rope_scale, rope_scale_long;
     int rope_original_ctx;
+    struct butler_rope_given {
+        const char *type; /* until butler_model_bind has read it; NULL: none is given */
+        double scale;
+        int original_ctx;
+        char text[64]; /* "yarn:4:32768"; "" */
+    } rope_given;      /* rope_scaling and what is behind it in butler_model_params */
     /* Constant part of the keys of layers with biases of keys, behind a Hadamard transform: what a cache of type Q8_0 leaves out.
      * [n_layers][n_kv_heads][head_dim], zeros where a layer has none; NULL: no layer has one. */
     float *key_shifts;

@@ -3,6 +3,7 @@
 #include "model/arch.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,17 +17,18 @@ struct rope_keys {
     double beta_fast, beta_slow;
 };
 
+static const char *const scaling_names[] = {
+    [SCALING_NONE] = "none", [SCALING_LINEAR] = "linear", [SCALING_YARN] = "yarn", [SCALING_LONGROPE] = "longrope"};
+
 static int read_scaling(struct butler_model *model, struct rope_keys *keys, struct butler_error *err)
 {
-    static const char *const names[] = {
-        [SCALING_NONE] = "none", [SCALING_LINEAR] = "linear", [SCALING_YARN] = "yarn", [SCALING_LONGROPE] = "longrope"};
     struct butler_arch_key key = butler_arch_key(model, "rope.scaling.type");
     const char *name = "linear"; /* meaning of a file with a factor but no type */
     int rc = butler_gguf_string(model->gguf, key.text, false, &name, err);
     if (rc < 0)
         return rc;
-    for (int i = 0; i < BUTLER_COUNT(names); i++)
-        if (strcmp(names[i], name) == 0) {
+    for (int i = 0; i < BUTLER_COUNT(scaling_names); i++)
+        if (strcmp(scaling_names[i], name) == 0) {
             keys->scaling = (enum scaling)i;
             return 0;
         }
@@ -73,6 +75,39 @@ static int read_keys(struct butler_model *model, struct rope_keys *keys, struct 
     if (keys->factor < 1e-3)
         return butler_fail(err, BUTLER_ERROR_FORMAT, "%.160s: key '%s': %g is not in [0.001, 1e6]", model->path,
                            butler_arch_key(model, "rope.scaling.factor").text, keys->factor);
+    return 0;
+}
+
+/* What butler_model_params gives goes before what the file says, but for its original context and YaRN's two betas. */
+static int take_given(struct butler_model *model, struct rope_keys *keys, struct butler_error *err)
+{
+    struct butler_rope_given *given = &model->rope_given;
+    const int code = BUTLER_ERROR_ARGUMENT;
+    int type = 0;
+    if (!given->type && given->scale == 0 && given->original_ctx == 0)
+        return 0;
+    if (!given->type)
+        return butler_fail(err, code, "a scale of rotary positions needs a rope scaling: linear or yarn");
+    while (type < SCALING_LONGROPE && strcmp(scaling_names[type], given->type) != 0)
+        type++;
+    if (type == SCALING_LONGROPE)
+        return butler_fail(err, code, "rope scaling '%.64s' is not none, linear or yarn", given->type);
+    if (type == SCALING_NONE ? given->scale != 0 && given->scale != 1 : !(given->scale >= 1 && given->scale <= 1000))
+        return butler_fail(err, code, "rope scaling %s with the scale %g: %s", given->type, given->scale,
+                           type == SCALING_NONE ? "it has none" : "it needs one from 1 to 1000");
+    if (model->hp.rope == BUTLER_ROPE_NONE)
+        return butler_fail(err, code, "rope scaling '%s': %.160s has no rotary positions", given->type, model->path);
+    if (given->original_ctx < 0)
+        return butler_fail(err, code, "rope scaling '%s': an original context of %d tokens", given->type, given->original_ctx);
+    if (given->original_ctx > 0)
+        model->rope_original_ctx = given->original_ctx;
+    keys->scaling = (enum scaling)type;
+    keys->factor = type == SCALING_NONE ? 1 : given->scale;
+    keys->attn_factor = 1;
+    keys->ext_factor = -1;
+    model->hp.n_ctx_train = (int)fmin(1 << 28, model->rope_original_ctx * keys->factor);
+    snprintf(given->text, sizeof given->text, "%s:%.9g:%d", scaling_names[type], keys->factor, model->rope_original_ctx);
+    given->type = NULL; /* the caller's */
     return 0;
 }
 
@@ -151,18 +186,21 @@ int butler_rope_init(struct butler_model *model, struct butler_error *err)
 {
     model->rope_scale = model->rope_scale_long = 1;
     model->rope_original_ctx = model->hp.n_ctx_train;
+    struct rope_keys keys = {0};
     if (model->hp.rope == BUTLER_ROPE_NONE)
-        return 0;
-
-    struct rope_keys keys;
+        return take_given(model, &keys, err);
     const float *all, *long_ones, *short_ones;
     int rc;
-    if ((rc = read_keys(model, &keys, err)) < 0 || (rc = read_factors(model, "rope_freqs.weight", &all, err)) < 0 ||
+    if ((rc = read_keys(model, &keys, err)) < 0 || (rc = take_given(model, &keys, err)) < 0 ||
+        (rc = read_factors(model, "rope_freqs.weight", &all, err)) < 0 ||
         (rc = read_factors(model, "rope_factors_long.weight", &long_ones, err)) < 0 ||
         (rc = read_factors(model, "rope_factors_short.weight", &short_ones, err)) < 0)
         return rc;
     /* Beside factors for short texts alone, long ones have none, and the other way round. */
     const bool two = !all && (long_ones || short_ones);
+    if (two && model->rope_given.text[0])
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "rope scaling '%s': %.160s has factors of its own for long texts",
+                           model->rope_given.text, model->path);
     if (!(model->rope_freq = make_table(model, &keys, model->hp.rope_theta, all ? all : short_ones, err)))
         return BUTLER_ERROR_MEMORY;
     if (two && !(model->rope_freq_long = make_table(model, &keys, model->hp.rope_theta, long_ones, err)))
