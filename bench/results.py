@@ -429,6 +429,24 @@ def one_predictor(models):
                 sys.exit(f"results.py: {model}, {policy}: rows of several predictors: {', '.join(sorted(predictors))}; remove those of all but one")
 
 
+def one_protocol(models):
+    """Nor rows of one task under other conditions: of another file under the model's name, other data, another seed or other options. Rows of
+    before a field was written lack it, and go with all."""
+    for model, rows in models.items():
+        fields = {}
+        for row in rows.values():
+            options = dict(word.split("=", 1) for word in row["config"].split(",") if "=" in word)
+            values = {name: options.get(name, row.get(name)) for name in ("fingerprint", "data", "seed", "kv-type", "ask", "chat", "mode", "prompt", "shots", "reads", "steps", "dense")}
+            values |= {name: options.get(name, "the usual") for name in ("isa", "device", "pre", "plugin", "prompt-precision", "rope-scaling")}
+            for name, value in values.items():
+                key = name if name == "fingerprint" else (name, row["task"], subset_of(row), row.get("length"))
+                if value not in (None, ""):
+                    fields.setdefault(key, {}).setdefault(value, row["policy"])
+        for key, values in fields.items():
+            if len(values) > 1:
+                sys.exit(f"results.py: {model}: rows of one table that differ in {key}: {'; '.join(f'{value} ({policy})' for value, policy in values.items())}")
+
+
 def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "bench" / "tables.md", ROOT / "bench" / "ruler.md"),
          drawings=(ROOT / "docs" / "results.svg", ROOT / "docs" / "results-qwen.svg", ROOT / "docs" / "results-qwen-1.5b.svg")):
     models = {MODEL: {}, GEMMA: {}, QWEN: {}, LARGE: {}}
@@ -450,6 +468,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "README.md
         for key in [key for key in rows if key[3] is None and rows.get((*key[:3], "full"), {"n": -1})["n"] >= rows[key]["n"]]:
             del rows[key]
     one_predictor(models)
+    one_protocol(models)
     store.write_text("".join(json.dumps(row) + "\n" for rows in models.values() for row in rows.values()), encoding="utf-8")
     found = {name: models[model] | means(models[model]) for model, name in MODEL_NAMES.items()}
     rows = found[MODEL_NAMES[MODEL]]

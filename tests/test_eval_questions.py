@@ -381,6 +381,7 @@ def test_summaries(tmp_path, names):
     assert [row["metric"] for row in found] == ["rouge_1", "rouge_2", "rouge_l"] and all(row["subset"] == names[2] and row["n"] == 4 for row in found)
     assert outputs == [generated(n["document"] + "\nSum:", 20) for n in NEWS]
     assert found[0]["value"] == pytest.approx(np.mean([rouge_1(o, n["summary"]) for o, n in zip(outputs, NEWS)]), abs=1e-9)
+    assert found[1]["value"] <= found[0]["value"] and all(row["ci"][0] <= row["value"] <= row["ci"][1] for row in found)
     said = write(tmp_path / "said.jsonl", {names[0]: NEWS[0]["document"], names[1]: outputs[0]})
     assert [row["value"] for row in summary(said, tmp_path / "said.rows", "--set", f"config={config}")[0]] == [1, 1, 1]
     assert len(rows("eval", "summary", "-m", GQA, "--data", path, "--limit", 1)) == 3, "the configuration that comes with the command"

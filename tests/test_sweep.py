@@ -122,6 +122,15 @@ def test_rows_of_two_predictors_are_refused(results, tmp_path):
         pieces(results, tmp_path, [*rows, row("tokenbutler2", 0.3, 31, [30, 32], config="compare=0,predictor=00aa")], "short")
 
 
+@pytest.mark.parametrize("change", [{"fingerprint": "b"}, {"seed": 7}, {"data": "other"}, {"config": "kv-type=q8_0"}, {"config": "kv-type=f16,isa=ref"}])
+def test_rows_of_two_protocols_are_refused(results, tmp_path, change):
+    same = {"config": "kv-type=f16", "fingerprint": "a", "seed": 0, "data": "text", "length": 512}
+    path = tmp_path / "rows"
+    path.write_text("".join(json.dumps(r) + "\n" for r in (row("full", 1, 20, [19, 21], **same), row("quest", 0.11, 21, [20, 22], **{**same, **change}))))
+    with pytest.raises(SystemExit, match="differ in"):
+        results.main([path], tmp_path / "store", [], [])
+
+
 def test_gates(results, tmp_path):
     """A model's verdicts by length; where nothing is on, what failed is counted; several needles lost by one policy count once."""
     def candidate(policy, *because):

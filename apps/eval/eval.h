@@ -139,8 +139,10 @@ struct eval_params {
     const char *const *settings; /* "key=value[,key=value...]" for the task's options */
     int n_settings;
     enum butler_kv_type kv_type;
-    int activation_bits; /* of the engine, 0: 8: named in rows */
-    int n_threads;       /* sequences at a time, each in an engine of one thread */
+    int activation_bits;    /* of the engine, 0: 8: named in rows */
+    const char *conditions; /* what else the engine was made with, for `config`: ",isa=avx2,pre=qwen2"; NULL: nothing unusual */
+    uint64_t centres;       /* digest of the files with query centres, of policies that use them; 0: there are none */
+    int n_threads;          /* sequences at a time, each in an engine of one thread */
     const char *output; /* rows are appended to this file, items to FILE.items, and what they have is not computed again; or NULL */
     const char *model_name;
     const struct eval_processes *processes; /* NULL: this one alone */

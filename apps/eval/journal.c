@@ -17,11 +17,23 @@ static void name_of(char out[64], const char *key, const struct eval_item *item,
     snprintf(out, 64, "%016" PRIx64 ":%d", digest, index);
 }
 
+static bool are_numbers(json_t *values)
+{
+    size_t i;
+    json_t *value;
+    json_array_foreach(values, i, value)
+    {
+        if (!json_is_number(value) && !json_is_null(value))
+            return false;
+    }
+    return json_is_array(values);
+}
+
 static int take_line(void *user, json_t *line)
 {
     struct eval_journal *journal = user;
     const char *id = json_string_value(json_object_get(line, "id"));
-    if (!id || !json_is_array(json_object_get(line, "values")) || json_array_size(json_object_get(line, "cost")) != EVAL_N_COSTS)
+    if (!id || !are_numbers(json_object_get(line, "values")) || json_array_size(json_object_get(line, "cost")) != EVAL_N_COSTS)
         return -1;
     json_object_set(journal->done, id, line);
     return 1;
@@ -37,7 +49,7 @@ static char *path_of(const char *results_path, int rank)
 
 int eval_journal_open(struct eval_journal *journal, const char *results_path, int rank, struct butler_error *err)
 {
-    *journal = (struct eval_journal){.log = {.fd = -1}, .done = json_object()};
+    *journal = (struct eval_journal){.log = {.fd = -1}, .done = json_object(), .commits = json_object()};
     if (!results_path)
         return 0;
     const struct eval_log_kind kind = {"{\"id\":\"", "no id, values and cost in it", take_line, journal};
@@ -83,9 +95,30 @@ bool eval_journal_take(const struct eval_journal *journal, const char *key, cons
     const json_t *line = json_object_get(journal->done, name), *kept = json_object_get(line, "values");
     if (!line || json_array_size(kept) != (size_t)run->n_values)
         return false;
+    const char *commit = json_string_value(json_object_get(line, "commit"));
+    commit = commit ? commit : "unknown";
+    if (strcmp(commit, eval_commit()) != 0) {
+        if (!json_object_get(journal->commits, key))
+            json_object_set_new(journal->commits, key, json_object());
+        json_object_set_new(json_object_get(journal->commits, key), commit, json_true());
+    }
     take_numbers(kept, values, run->n_values);
     take_numbers(json_object_get(line, "cost"), (double *)cost, EVAL_N_COSTS);
     return true;
+}
+
+void eval_journal_name_commits(const struct eval_journal *journal, const char *key, json_t *rows)
+{
+    const char *commit;
+    json_t *unused, *row;
+    size_t i;
+    json_object_foreach(json_object_get(journal->commits, key), commit, unused)
+    {
+        json_array_foreach(rows, i, row)
+        {
+            json_object_set_new(row, "commit", json_sprintf("%s,%s", json_string_value(json_object_get(row, "commit")), commit));
+        }
+    }
 }
 
 int eval_journal_add(const struct eval_journal *journal, const struct eval_run *run, const struct eval_journal_item *item,
@@ -95,8 +128,8 @@ int eval_journal_add(const struct eval_journal *journal, const struct eval_run *
     if (!journal->log.path)
         return 0;
     name_of(name, item->key, &run->items.items[item->index], item->index);
-    json_t *lines = json_pack("[{s:s, s:o, s:i, s:o, s:o, s:o*}]", "id", name, "policy",
-                              eval_text(item->policy, strlen(item->policy)), "item", item->index, "values",
+    json_t *lines = json_pack("[{s:s, s:o, s:i, s:s, s:o, s:o, s:o*}]", "id", name, "policy",
+                              eval_text(item->policy, strlen(item->policy)), "item", item->index, "commit", eval_commit(), "values",
                               numbers(item->values, run->n_values), "cost", numbers((const double *)item->cost, EVAL_N_COSTS),
                               "output", item->output ? eval_text(item->output, strlen(item->output)) : NULL);
     const int code = lines ? eval_log_append(&journal->log, lines, err)
@@ -109,4 +142,5 @@ void eval_journal_close(struct eval_journal *journal)
 {
     eval_log_close(&journal->log);
     json_decref(journal->done);
+    json_decref(journal->commits);
 }

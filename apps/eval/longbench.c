@@ -494,7 +494,7 @@ static int measure(struct eval_trial *trial, struct butler_error *err)
 {
     const struct set *set = trial->run->own;
     int code = eval_generate(trial, set->max_answer, is_complete, err);
-    trial->values[1] = 1;
+    trial->values[trial->run->n_values - 1] = 1;
     if (code == 0)
         code = score_answer(set, trial->item->own, set->first_line ? first_line(trial->output) : trial->output, &trial->values[0],
                             err);

@@ -109,12 +109,15 @@ void eval_results_close(struct eval_results *results);
  * RESULTS.items.RANK; rank 0 also knows what is in the others'. */
 struct eval_journal {
     struct eval_log log;
-    json_t *done; /* an object of its lines */
+    json_t *done;    /* an object of its lines */
+    json_t *commits; /* an object: for each key the commits of other programs that measured items which were taken, an object too */
 };
 int eval_journal_open(struct eval_journal *journal, const char *results_path, int rank, struct butler_error *err);
 /* Whether the journal has the run's item `index` (key: eval_items_key). Then values[run->n_values] and *cost are filled. */
 bool eval_journal_take(const struct eval_journal *journal, const char *key, const struct eval_run *run, int index, double *values,
                        struct eval_cost *cost);
+/* Adds the commits of others that measured some of these rows' items to `commit`. */
+void eval_journal_name_commits(const struct eval_journal *journal, const char *key, json_t *rows);
 /* What the journal keeps of an item. */
 struct eval_journal_item {
     const char *key, *policy;

@@ -92,6 +92,11 @@ static char *config_text(const struct eval_run *run, const struct eval_policy *p
             fprintf(out, ",%s=%s", run->task->options[i].name, run->option_values[i]);
     if (run->params->activation_bits == 16) /* 8 is the default, and was so before rows said it */
         fprintf(out, ",prompt-precision=16");
+    fputs(run->params->conditions ? run->params->conditions : "", out);
+    if (run->params->centres && strcmp(policy->parts.name, "triattention") == 0)
+        fprintf(out, ",centres=%016" PRIx64, run->params->centres);
+    if (run->info->rope_scaling[0])
+        fprintf(out, ",rope-scaling=%s", run->info->rope_scaling);
     struct butler_predictor_info predictor = {BUTLER_INIT(butler_predictor_info)};
     if (policy->parts.predictor && butler_predictor_describe(run->engine, policy->parts.predictor, &predictor))
         fprintf(out, ",predictor=%016" PRIx64, predictor.fingerprint);

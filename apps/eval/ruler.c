@@ -149,6 +149,9 @@ static int fit(const struct eval_run *run, const struct ruler *ruler, const stru
             fits = at;
         else
             exceeds = at;
+        if (at == min && fits == 0 && run->params->subset) /* one of several: others may fit */
+            return eval_skip(run, "%d tokens are too few for an item of %s; the smallest takes %d", ruler->length, ruler->set->name,
+                             n);
         if (at == min && fits == 0)
             return butler_fail(err, BUTLER_ERROR_ARGUMENT,
                                "--length: %d tokens are too few for an item of %s; the smallest takes %d", ruler->length,
@@ -262,6 +265,9 @@ static int load_items(struct eval_run *run, const struct ruler_set *set, const s
     struct eval_jsonl lines;
     int code = eval_jsonl_open(run, &lines, run->params->data, err), more = 0;
     const int wanted = run->limit = run->params->limit; /* 0: all */
+    if (strcmp(eval_option_text(run, "depths"), "0") != 0)
+        code =
+            butler_fail(err, BUTLER_ERROR_ARGUMENT, "--set depths: the items of %s have needles where they are", run->params->data);
     run->length = 0;
     while (code >= 0 && (wanted == 0 || run->items.n < wanted) && (more = eval_jsonl_next(&lines, err)) > 0)
         code = take_item(run, set, frame, &lines, !run->params->subset, err);

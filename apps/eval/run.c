@@ -264,6 +264,7 @@ static int report(struct pass *pass, struct eval_results *results, struct butler
         json_t *rows = eval_make_rows(run, pass->policies[p], values_of(pass, p, 0), &sum, pass->base, err);
         size_t i;
         json_t *row;
+        eval_journal_name_commits(pass->journal, pass->keys[p], rows);
         code = rows ? eval_results_append(results, rows, err) : BUTLER_ERROR_MEMORY;
         if (code == 0 && pass->events->row)
             json_array_foreach(rows, i, row) pass->events->row(pass->events->user, row);
@@ -358,7 +359,8 @@ static int find_base(struct plan *plan, const struct eval_run *run, const struct
     int code = 0, n = 0;
     base->policy = &run->policies[0];
     for (int i = run->n_policies - 1; i >= 0; i--)
-        base->policy = run->policies[i].parts.metric ? base->policy : &run->policies[i];
+        if (!run->policies[i].parts.metric && !eval_text_has(run->policies[i].runs, "entropy"))
+            base->policy = &run->policies[i];
     for (int i = 0; i < plan->n; i++)
         if (plan->policies[i] == base->policy) {
             char *key = plan->keys[i];

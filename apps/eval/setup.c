@@ -140,7 +140,7 @@ static char *with_budget(const char *text, double budget, struct butler_error *e
             at += sprintf(at, "%.*s,", (int)n, key);
         key += n + (key[n] == ',');
     }
-    sprintf(at, "budget=%.6g", budget);
+    sprintf(at, "budget=%.9g", budget);
     return out;
 }
 
