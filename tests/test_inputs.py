@@ -1,10 +1,14 @@
 """Files that are not what they seem, models that nobody named, and outputs that would destroy what is read."""
 import os
 import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
-from cli import BUTLER, DONE, GQA, PROMPT, USAGE, butler, refuses
+from cli import BUTLER, DONE, FAILED, GQA, PROMPT, USAGE, butler, refuses
 
 
 # --------------------------------------------------------------------------------------- which model, which file
@@ -56,3 +60,62 @@ def test_quantize_sums_up_what_it_did_not_change(tmp_path):
     assert f"butler quantize: {n} were not changed and are still Q8_0: its rows are no multiple of the block" in said
     said = butler("quantize", tmp_path / "q4.gguf", tmp_path / "q8.gguf", "Q8_0").stderr
     assert f"0 of {n} matrices became Q8_0" in said and f"{n} were Q8_0 before" in said
+
+
+# ----------------------------------------------------------------------------------- outputs that stand for others
+
+def test_a_link_is_written_through(tmp_path):
+    """What it leads to gets the output; the link, which may be /dev/stdout, stays one."""
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for name in ("link", "dangling"):
+        butler("quantize", GQA, tmp_path / name, "Q8_0")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_bytes()[:4] == b"GGUF"
+
+
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 1, 2)])
+def test_closed_standard_files(closed, tmp_path):
+    """Their descriptors are not given to files: messages would go into what is written."""
+    def close():
+        for fd in closed:
+            os.close(fd)
+    subprocess.run([BUTLER, "quantize", GQA, tmp_path / "out", "Q8_0"], preexec_fn=close, close_fds=False)
+    butler("quantize", GQA, tmp_path / "right", "Q8_0")
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "right").read_bytes()
+
+
+def test_verdicts_and_conversations_spare_the_model(tmp_path):
+    model, text = tmp_path / "m.gguf", tmp_path / "text"
+    shutil.copy(GQA, model)
+    text.write_text(PROMPT * 40)
+    for output in (model, text):
+        refuses(USAGE, "gate", "-m", model, "--length", "257", "--data", text, "-o", output, says=[output.name])
+    said = butler("chat", "-m", model, "-n", "2", "--chat-template", "chatml", input=f"/save {model}\n").stderr
+    assert "m.gguf" in said
+    assert model.read_bytes() == Path(GQA).read_bytes() and text.read_text() == PROMPT * 40
+
+
+@pytest.mark.parametrize("command", [["run", "-n", "2"], ["ask", "What?"], ["plan"]])
+@pytest.mark.parametrize("fifo", [False, True])
+def test_ctrl_c_while_input_is_waited_for(command, fifo, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    path = tmp_path / "fifo" if fifo else "-"
+    flags = ["-m", GQA, *(["--no-cache"] if command[0] == "ask" else []), "-f", path]
+    for signal_of, status in ((signal.SIGINT, FAILED), (signal.SIGTERM, -signal.SIGTERM)):
+        with subprocess.Popen([BUTLER, command[0], *flags, *command[1:]], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            time.sleep(0.5)
+            process.send_signal(signal_of)
+            assert process.wait(10) in (status, FAILED)
+            assert signal_of == signal.SIGTERM or "interrupted" in process.stderr.read().lower()
+
+
+def test_words_that_nothing_takes(tmp_path):
+    refuses(USAGE, "library", "verify", "xyz", "--cache", tmp_path, says=["verify takes no 'xyz'"])
+    refuses(USAGE, "gate", "-m", GQA, "--length", ",".join(map(str, range(257, 420))), says=["--length"])
+
+
+def test_lossless_with_the_default_policy():
+    """auto is the default: naming it changes nothing."""
+    args = ["run", "-m", GQA, "-p", PROMPT, "-n", "8", "--temp", "0", "--lossless"]
+    assert butler(*args, "--kv", "auto").stdout == butler(*args).stdout

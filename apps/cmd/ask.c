@@ -181,13 +181,14 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},    {CMD_PRE, NULL},      {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},     {CMD_CACHE_SIZE, "0"},
-    {CMD_NO_CACHE, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "512"},        {CMD_CTX, "0"},
-    {CMD_KV, "auto"},     {CMD_KV_TYPE, "f16"}, {CMD_KV_RESIDENT, "0"},    {CMD_LOSSLESS, NULL},  {CMD_BLOCK, "0"},
-    {CMD_TEMP, "0"},      {CMD_TOP_K, "40"},    {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},   CMD_PENALTIES,
-    CMD_CONSTRAINTS,      {CMD_SEED, "0"},      {CMD_THREADS, "0"},        {CMD_DEVICE, NULL},    {CMD_ISA, NULL},
-    {CMD_PRECISION, "8"}, {CMD_PLUGIN, NULL},   {CMD_STEP, NULL},          {CMD_PREDICTOR, NULL}, {CMD_VERBOSE, NULL},
-    {CMD_RECEIPT, "8"},   {CMD_HELP, NULL},     {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},    {CMD_PRE, NULL},          {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},        {CMD_CACHE_SIZE, "0"},
+    {CMD_NO_CACHE, NULL}, {CMD_SYSTEM, NULL},       {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "512"},           {CMD_CTX, "0"},
+    {CMD_KV, "auto"},     {CMD_KV_TYPE, "f16"},     {CMD_KV_RESIDENT, "0"},    {CMD_LOSSLESS, NULL},     {CMD_BLOCK, "0"},
+    {CMD_TEMP, "0"},      {CMD_TOP_K, "40"},        {CMD_TOP_P, "0.95"},       {CMD_MIN_P, "0.05"},      CMD_PENALTIES,
+    CMD_CONSTRAINTS,      {CMD_SEED, "0"},          {CMD_THREADS, "0"},        {CMD_DEVICE, NULL},       {CMD_ISA, NULL},
+    {CMD_PRECISION, "8"}, {CMD_ROPE_SCALING, NULL}, {CMD_ROPE_SCALE, "0"},     {CMD_ROPE_ORIGINAL, "0"}, {CMD_PLUGIN, NULL},
+    {CMD_STEP, NULL},     {CMD_PREDICTOR, NULL},    {CMD_VERBOSE, NULL},       {CMD_RECEIPT, "8"},       {CMD_HELP, NULL},
+    {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_ask = {

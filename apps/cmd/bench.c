@@ -208,10 +208,11 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL}, {CMD_KV, "full"},     {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},      {CMD_WARMUP, "4"},
-    {CMD_BATCH, "1"},  {CMD_KV_TYPE, "f16"}, {CMD_KV_RESIDENT, "0"},   {CMD_THREADS, "0"}, {CMD_DEVICE, NULL},
-    {CMD_ISA, NULL},   {CMD_PRECISION, "8"}, {CMD_SEED, "0"},          {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL},
-    {CMD_JSON, NULL},  {CMD_HELP, NULL},     {CMD_LOSSLESS, NULL},     {CMD_FILE, NULL},   {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},    {CMD_KV, "full"},     {CMD_DEPTH, "1024,4096"}, {CMD_N, "32"},         {CMD_WARMUP, "4"},
+    {CMD_BATCH, "1"},     {CMD_KV_TYPE, "f16"}, {CMD_KV_RESIDENT, "0"},   {CMD_THREADS, "0"},    {CMD_DEVICE, NULL},
+    {CMD_ISA, NULL},      {CMD_PRECISION, "8"}, {CMD_ROPE_SCALING, NULL}, {CMD_ROPE_SCALE, "0"}, {CMD_ROPE_ORIGINAL, "0"},
+    {CMD_SEED, "0"},      {CMD_PLUGIN, NULL},   {CMD_PREDICTOR, NULL},    {CMD_JSON, NULL},      {CMD_HELP, NULL},
+    {CMD_LOSSLESS, NULL}, {CMD_FILE, NULL},     {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_bench = {

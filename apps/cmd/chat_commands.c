@@ -40,6 +40,8 @@ static int save(struct chat *chat, const char *path)
 {
     struct butler_error err = {0};
     struct butler_writer writer;
+    if (cmd_check_output(chat->options, path, chat->options->documents.values, chat->options->documents.n) != CMD_DONE)
+        return CMD_DONE;
     json_t *messages = json_array();
     for (size_t i = 0; i < chat->n_messages; i++)
         json_array_append_new(messages, json_pack("{s:s, s:o}", "role", chat->messages[i].role, "content",
@@ -100,7 +102,10 @@ static int load(struct chat *chat, const char *path)
     json_t *all = json_load_file(path, 0, &error), *messages = json_object_get(all, "messages"), *message;
     size_t i, n = json_array_size(messages), n_good = 0;
     if (!all) {
-        cmd_say(chat->options, "%s: line %d: %s", path, error.line, error.text);
+        if (error.line < 0)
+            cmd_say(chat->options, "%s", error.text);
+        else
+            cmd_say(chat->options, "%s: line %d: %s", path, error.line, error.text);
         return CMD_DONE;
     }
     while (n_good < n && is_message(json_array_get(messages, n_good)))

@@ -130,6 +130,9 @@ enum cmd_flag {
     CMD_DEVICE,
     CMD_ISA,
     CMD_PRECISION,
+    CMD_ROPE_SCALING,
+    CMD_ROPE_SCALE,
+    CMD_ROPE_ORIGINAL,
     CMD_JSON,
     CMD_HELP,
     CMD_N_FLAGS,
@@ -190,6 +193,9 @@ struct cmd_options {
     int limit, top, n, n_ctx, n_block, n_threads, batch, warmup, top_k;
     int kv_type; /* enum butler_kv_type */
     int precision;
+    const char *rope_scaling; /* and the next two: as in butler_model_params */
+    double rope_scale;
+    int rope_original_ctx;
     double temperature, top_p, min_p, typical, repeat_penalty, frequency_penalty, presence_penalty;
     int repeat_last_n, min_tokens;
     struct cmd_biases logit_biases;
@@ -309,6 +315,12 @@ void cmd_append(struct butler_buffer *text, const char *bytes, size_t n);
 void *cmd_alloc(size_t count, size_t size);
 char *cmd_copy(const char *text); /* of a string, to be freed */
 
+/* What rows of an evaluation say of flags that change what is measured, ",isa=avx2,pre=qwen2,plugin=DIGEST"; "" without any. */
+enum { CMD_CONDITIONS = 512 };
+const char *cmd_conditions(const struct cmd_options *options, char out[CMD_CONDITIONS]);
+/* Of --predictor's files, or of the query centres beside the model; 0: there are none. */
+uint64_t cmd_centres_digest(const struct cmd_options *options);
+
 /* Loads options->model (or the default model), then its plug-ins, and checks every --kv against it. NULL: *status is
  * the exit status. */
 struct butler_engine *cmd_engine_load(struct cmd_options *options, int *status);
@@ -416,6 +428,10 @@ const char *cmd_bytes(char *out, size_t n_out, uint64_t bytes);
  * interrupts the read, the others end the program. */
 void cmd_interrupts_start(void);
 void cmd_interrupts_block(bool block);
+/* Waits until there is something to read, or an end. Ctrl-C: false, with errno; SIGTERM and SIGHUP end the program. */
+bool cmd_wait_readable(int fd);
+/* For reading; -1 with errno. A FIFO without a writer is waited for in the same way. */
+int cmd_open_input(const char *path);
 /* Whether Ctrl-C was pressed since the last call, or the program is to end. */
 bool cmd_interrupted(void);
 bool cmd_terminated(void); /* it is to end: SIGTERM or SIGHUP came */

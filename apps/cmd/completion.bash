@@ -10,7 +10,7 @@ _butler()
         mapfile -t COMPREPLY < <(compgen -W "$("$program" policies --json 2>/dev/null | sed 's/^{"policy": *"\([a-z0-9_]*\)".*/\1/')" -- "$word")
     elif [[ $word == -* ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$("$program" "${COMP_WORDS[1]}" --help 2>/dev/null |
-            sed -n 's/^  \(-[a-z], \)\{0,1\}\(-[-a-z]*\) .*/\1\2/p' | tr -d ,)" -- "$word")
+            sed -n 's/^  \(-[a-z], \)\{0,1\}\(-[-a-z]*\)[ [].*/\1\2/p' | tr -d ,)" -- "$word")
     fi
 }
 complete -o default -F _butler butler

@@ -98,6 +98,7 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
     const struct eval_events *events = gather->rank == 0 ? &loud : &quiet;
     const struct eval_processes processes = {gather->rank, gather->n_ranks, gather, share};
     const char *slash = options->model ? strrchr(options->model, '/') : NULL;
+    char conditions[CMD_CONDITIONS];
     struct eval_params params = {
         .data = options->data,
         .limit = options->limit,
@@ -111,6 +112,8 @@ static int run_lengths(const struct cmd_options *options, const struct eval_task
         .n_settings = options->settings.n,
         .kv_type = (enum butler_kv_type)options->kv_type,
         .activation_bits = options->precision,
+        .conditions = cmd_conditions(options, conditions),
+        .centres = cmd_centres_digest(options),
         .n_threads = options->n_threads ? options->n_threads : butler_n_processors(),
         .output = options->output,
         .processes = &processes,
@@ -236,11 +239,12 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},     {CMD_PRE, NULL},      {CMD_KV, "full"},   {CMD_BUDGET, NULL},    {CMD_DATA, NULL},
-    {CMD_LENGTH, NULL},    {CMD_LIMIT, "0"},     {CMD_MODE, NULL},   {CMD_SET, NULL},       {CMD_SHOTS, "0"},
-    {CMD_SEED, "0"},       {CMD_KV_TYPE, "f16"}, {CMD_OUTPUT, NULL}, {CMD_THREADS, "0"},    {CMD_DEVICE, NULL},
-    {CMD_ISA, NULL},       {CMD_PRECISION, "8"}, {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL}, {CMD_CACHE, NULL},
-    {CMD_CACHE_SIZE, "0"}, {CMD_JSON, NULL},     {CMD_HELP, NULL},   {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},  {CMD_PRE, NULL},       {CMD_KV, "full"},         {CMD_BUDGET, NULL},    {CMD_DATA, NULL},
+    {CMD_LENGTH, NULL}, {CMD_LIMIT, "0"},      {CMD_MODE, NULL},         {CMD_SET, NULL},       {CMD_SHOTS, "0"},
+    {CMD_SEED, "0"},    {CMD_KV_TYPE, "f16"},  {CMD_OUTPUT, NULL},       {CMD_THREADS, "0"},    {CMD_DEVICE, NULL},
+    {CMD_ISA, NULL},    {CMD_PRECISION, "8"},  {CMD_ROPE_SCALING, NULL}, {CMD_ROPE_SCALE, "0"}, {CMD_ROPE_ORIGINAL, "0"},
+    {CMD_PLUGIN, NULL}, {CMD_PREDICTOR, NULL}, {CMD_CACHE, NULL},        {CMD_CACHE_SIZE, "0"}, {CMD_JSON, NULL},
+    {CMD_HELP, NULL},   {CMD_NONE, NULL},
 };
 
 #define WORD(name) " " #name

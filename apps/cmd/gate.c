@@ -134,6 +134,9 @@ static int choose_lengths(struct gate *gate)
                     gate->n_text, length);
             if (given || gate->n_lengths == 0)
                 return CMD_USAGE;
+        } else if (gate->n_lengths == BUTLER_COUNT(gate->lengths)) {
+            cmd_say(options, "--length: more than %d lengths", CMD_MAX_LIST);
+            return CMD_USAGE;
         } else if (length > before)
             gate->lengths[gate->n_lengths++] = length;
     }
@@ -181,7 +184,7 @@ static int measure(struct gate *gate, const char *name, const char *subset, int 
     const struct cmd_options *options = gate->options;
     const char *slash = strrchr(options->model, '/');
     struct butler_error err = {0};
-    char what[64];
+    char what[64], conditions[CMD_CONDITIONS];
     const char *policies[CMD_MAX_LIST + 1];
     int n_policies = 0;
     for (int p = 0; p < gate->n_policies; p++)
@@ -200,6 +203,8 @@ static int measure(struct gate *gate, const char *name, const char *subset, int 
         .settings = &setting,
         .n_settings = setting != NULL,
         .kv_type = (enum butler_kv_type)options->kv_type,
+        .conditions = cmd_conditions(options, conditions),
+        .centres = cmd_centres_digest(options),
         .n_threads = gate->n_threads,
         .output = gate->rows,
         .library = options->cache,
@@ -311,6 +316,10 @@ static int run(struct cmd_options *options)
         status = choose_policies(&gate);
     if (status == CMD_DONE)
         status = choose_text(&gate);
+    const char *const outputs[] = {gate.verdict, gate.rows}, *const data = gate.data;
+    for (int i = 0; i < BUTLER_COUNT(outputs) && status == CMD_DONE; i++)
+        if ((status = cmd_check_output(options, outputs[i], &data, 1)) == CMD_DONE)
+            status = cmd_check_output(options, outputs[i], options->predictors.values, options->predictors.n);
     if (status == CMD_DONE)
         status = choose_lengths(&gate);
     struct sigaction action = {.sa_handler = on_signal}, before;

@@ -132,6 +132,7 @@ static void print_row(const struct butler_engine *engine, const struct butler_mo
                   info->n_layers, "n_embd", info->n_embd, "n_ff", info->n_ff, "n_heads", info->n_heads, "n_kv_heads",
                   info->n_kv_heads, "head_dim", info->head_dim, "n_vocab", info->n_vocab, "n_ctx_train", info->n_ctx_train);
     const char *error = template_error(model, &err);
+    json_object_set_new(row, "rope_scaling", info->rope_scaling[0] ? json_string(info->rope_scaling) : json_null());
     json_object_set_new(row, "chat_template",
                         info->chat_template ? cmd_json_text(info->chat_template, strlen(info->chat_template)) : json_null());
     json_object_set_new(row, "chat_template_error", error ? cmd_json_text(error, strlen(error)) : json_null());
@@ -197,7 +198,8 @@ static void print_text(const struct butler_engine *engine, const struct butler_m
     cmd_printf("ends of answers ");
     each_end(model, print_end, &n_ends);
     cmd_printf(n_ends ? "\n" : "none\n");
-    cmd_printf("context         %d tokens in training", info->n_ctx_train);
+    cmd_printf("context         %d tokens %s%s", info->n_ctx_train, info->rope_scaling[0] ? "by --rope-scaling " : "in training",
+               info->rope_scaling);
     if (n_ctx > info->n_ctx_train)
         cmd_printf("; -c %d is beyond it: answers to longer texts are not to be trusted", n_ctx);
     cmd_printf("\n");
@@ -325,9 +327,9 @@ static int run(struct cmd_options *options)
     return CMD_DONE;
 }
 
-static const struct cmd_use uses[] = {{CMD_MODEL, NULL},  {CMD_CTX, "0"},     {CMD_PREDICTOR, NULL},
-                                      {CMD_THREADS, "0"}, {CMD_DEVICE, NULL}, {CMD_ISA, NULL},
-                                      {CMD_JSON, NULL},   {CMD_HELP, NULL},   {CMD_NONE, NULL}};
+static const struct cmd_use uses[] = {{CMD_MODEL, NULL},        {CMD_CTX, "0"},   {CMD_PREDICTOR, NULL},    {CMD_THREADS, "0"},
+                                      {CMD_DEVICE, NULL},       {CMD_ISA, NULL},  {CMD_ROPE_SCALING, NULL}, {CMD_ROPE_SCALE, "0"},
+                                      {CMD_ROPE_ORIGINAL, "0"}, {CMD_JSON, NULL}, {CMD_HELP, NULL},         {CMD_NONE, NULL}};
 
 const struct cmd_command cmd_info = {
     .name = "info",

@@ -1,4 +1,7 @@
 /* Ctrl-C and SIGTERM: see cmd.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <time.h>
 
@@ -23,6 +26,28 @@ void cmd_interrupts_block(bool block)
 {
     const sigset_t set = signals();
     sigprocmask(block ? SIG_BLOCK : SIG_UNBLOCK, &set, NULL);
+}
+
+int cmd_open_input(const char *path)
+{
+    const sigset_t set = signals();
+    sigset_t before;
+    sigprocmask(SIG_UNBLOCK, &set, &before);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC), error = errno;
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+    return fd;
+}
+
+bool cmd_wait_readable(int fd)
+{
+    struct pollfd input = {.fd = fd, .events = POLLIN};
+    sigset_t mask;
+    sigprocmask(SIG_BLOCK, NULL, &mask);
+    sigdelset(&mask, SIGINT);
+    sigdelset(&mask, SIGTERM);
+    sigdelset(&mask, SIGHUP);
+    return ppoll(&input, 1, NULL, &mask) >= 0;
 }
 
 void cmd_interrupts_start(void)

@@ -133,7 +133,9 @@ static int run(struct cmd_options *options)
     struct butler_library *library = cmd_library_open(options, &err);
     if (!library)
         return cmd_fail(options, &err);
-    if (options->all && strcmp(what, "remove") != 0) {
+    if (options->positional.n > 1 && (strcmp(what, "list") == 0 || strcmp(what, "info") == 0 || strcmp(what, "verify") == 0)) {
+        cmd_say(options, "%s takes no '%s'", what, options->positional.values[1]);
+    } else if (options->all && strcmp(what, "remove") != 0) {
         cmd_say(options, "--all belongs to remove");
     } else if (options->output && strcmp(what, "export") != 0) {
         cmd_say(options, "-o belongs to export");

@@ -1,11 +1,13 @@
 /* From options to the library's objects: the model, the text, its tokens, a session. */
 #include <errno.h>
 #include <float.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "cmd.h"
 #include "base/util.h"
@@ -44,8 +46,13 @@ static struct butler_model *load(struct cmd_options *options, bool vocabulary_on
     if ((*status = cmd_choose_model(options)) != CMD_DONE)
         return NULL;
     char *folder = cmd_user_folder();
-    const struct butler_model_params params = {
-        .vocabulary_only = vocabulary_only, .pre_tokenizer = options->pre, .cache_folder = folder};
+    const struct butler_model_params params = {BUTLER_INIT(butler_model_params),
+                                               .vocabulary_only = vocabulary_only,
+                                               .pre_tokenizer = options->pre,
+                                               .cache_folder = folder,
+                                               .rope_scaling = options->rope_scaling,
+                                               .rope_scale = options->rope_scale,
+                                               .rope_original_ctx = options->rope_original_ctx};
     struct butler_model *model = butler_model_load(options->model, &params, &err);
     free(folder);
     if (!model) {
@@ -65,6 +72,51 @@ struct butler_model *cmd_vocabulary_load(struct cmd_options *options, int *statu
     return load(options, true, status);
 }
 
+/* Adds a file's bytes; one that cannot be read adds nothing. */
+static uint64_t add_file(uint64_t digest, const char *path)
+{
+    unsigned char bytes[65536];
+    FILE *file = fopen(path, "rb");
+    size_t n;
+    while (file && (n = fread(bytes, 1, sizeof bytes, file)) > 0)
+        digest = XXH3_64bits_withSeed(bytes, n, digest);
+    if (file)
+        fclose(file);
+    return digest;
+}
+
+/* A file beside the model, NAME.KIND.gguf; false: the name is too long. */
+static bool beside_model(const struct cmd_options *options, const char *kind, char path[PATH_MAX + 64])
+{
+    const size_t n = strlen(options->model), end = n > 5 && strcmp(options->model + n - 5, ".gguf") == 0 ? n - 5 : n;
+    return n < PATH_MAX && snprintf(path, PATH_MAX + 64, "%.*s.%s.gguf", (int)end, options->model, kind) < PATH_MAX + 64;
+}
+
+uint64_t cmd_centres_digest(const struct cmd_options *options)
+{
+    char path[PATH_MAX + 64];
+    uint64_t digest = 0;
+    for (int i = 0; i < options->predictors.n; i++)
+        digest = add_file(digest, options->predictors.values[i]);
+    return options->predictors.n == 0 && options->model && beside_model(options, "centres", path) ? add_file(0, path) : digest;
+}
+
+const char *cmd_conditions(const struct cmd_options *options, char out[CMD_CONDITIONS])
+{
+    size_t n = 0;
+    uint64_t digest = 0;
+    const char *const given[][2] = {{"pre", options->pre}, {"isa", options->isa}, {"device", options->device}};
+    for (int i = 0; i < options->plugins.n; i++)
+        digest = add_file(digest, options->plugins.values[i]);
+    out[0] = 0;
+    for (int i = 0; i < BUTLER_COUNT(given); i++)
+        if (given[i][1])
+            n += (size_t)snprintf(out + n, CMD_CONDITIONS - n, ",%s=%.100s", given[i][0], given[i][1]);
+    if (options->plugins.n > 0)
+        snprintf(out + n, CMD_CONDITIONS - n, ",plugin=%016" PRIx64, digest);
+    return out;
+}
+
 /* The predictors and query centres of --predictor, or those beside the model. Of the latter, one that does not fit the model is
  * only a note. */
 static int attach_predictors(const struct cmd_options *options, struct butler_engine *engine)
@@ -76,10 +128,7 @@ static int attach_predictors(const struct cmd_options *options, struct butler_en
         if (butler_predictor_attach(engine, options->predictors.values[i], &err) < 0)
             return cmd_fail(options, &err);
     for (int i = 0; options->predictors.n == 0 && i < BUTLER_COUNT(names); i++) {
-        if (snprintf(path, sizeof path, "%s", options->model) >= (int)sizeof path)
-            return CMD_DONE;
-        const size_t n = strlen(path), end = n > 5 && strcmp(path + n - 5, ".gguf") == 0 ? n - 5 : n;
-        if (snprintf(path + end, sizeof path - end, ".%s.gguf", names[i]) >= (int)(sizeof path - end) || access(path, R_OK) != 0)
+        if (!beside_model(options, names[i], path) || access(path, R_OK) != 0)
             continue;
         if (butler_predictor_attach(engine, path, &err) < 0)
             cmd_say(options, "note: not used: %s", err.message);
@@ -219,24 +268,20 @@ int cmd_engines_load(struct cmd_options *options, struct butler_engine **engines
 
 int cmd_file_read(const struct cmd_options *options, const char *path, struct butler_buffer *text)
 {
-    bool standard_input = strcmp(path, "-") == 0;
-    FILE *file = standard_input ? stdin : fopen(path, "rb");
-    if (!file) {
-        cmd_say(options, "%s: %s", path, strerror(errno));
-        return CMD_FAILED;
-    }
+    const bool standard_input = strcmp(path, "-") == 0;
+    const int fd = standard_input ? STDIN_FILENO : cmd_open_input(path);
     char buffer[65536];
-    size_t n;
-    while ((n = fread(buffer, 1, sizeof buffer, file)) > 0)
-        cmd_append(text, buffer, n);
-    int error = ferror(file) ? errno : 0;
-    if (!standard_input)
-        fclose(file);
-    if (error) {
-        cmd_say(options, "%s: %s", path, strerror(error));
-        return CMD_FAILED;
-    }
-    return CMD_DONE;
+    ssize_t n = -1;
+    if (fd >= 0)
+        while (cmd_wait_readable(fd) ? (n = read(fd, buffer, sizeof buffer)) > 0 : (n = -1, false))
+            cmd_append(text, buffer, (size_t)n);
+    const int error = n < 0 ? errno : 0;
+    if (fd >= 0 && !standard_input)
+        close(fd);
+    if (error == 0)
+        return CMD_DONE;
+    cmd_say(options, "%s: %s", standard_input ? "standard input" : path, error == EINTR ? "interrupted" : strerror(error));
+    return CMD_FAILED;
 }
 
 static bool is_same_file(const char *a, const char *b)

@@ -224,10 +224,11 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},      {CMD_PRE, NULL},  {CMD_PROMPT, NULL}, {CMD_FILE, NULL},   {CMD_IDS, NULL},
-    {CMD_NO_SPECIAL, NULL}, {CMD_ALL, NULL},  {CMD_TOP, "0"},     {CMD_OUTPUT, NULL}, {CMD_CTX, "0"},
-    {CMD_KV_TYPE, "f32"},   {CMD_BLOCK, "0"}, {CMD_THREADS, "0"}, {CMD_DEVICE, NULL}, {CMD_ISA, NULL},
-    {CMD_PRECISION, "8"},   {CMD_JSON, NULL}, {CMD_HELP, NULL},   {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},      {CMD_PRE, NULL},          {CMD_PROMPT, NULL},    {CMD_FILE, NULL},         {CMD_IDS, NULL},
+    {CMD_NO_SPECIAL, NULL}, {CMD_ALL, NULL},          {CMD_TOP, "0"},        {CMD_OUTPUT, NULL},       {CMD_CTX, "0"},
+    {CMD_KV_TYPE, "f32"},   {CMD_BLOCK, "0"},         {CMD_THREADS, "0"},    {CMD_DEVICE, NULL},       {CMD_ISA, NULL},
+    {CMD_PRECISION, "8"},   {CMD_ROPE_SCALING, NULL}, {CMD_ROPE_SCALE, "0"}, {CMD_ROPE_ORIGINAL, "0"}, {CMD_JSON, NULL},
+    {CMD_HELP, NULL},       {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_logits = {

@@ -1,6 +1,8 @@
 /* Finds the subcommand, parses its flags, runs it and checks that all of its output was written. */
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cmd.h"
 
@@ -72,8 +74,18 @@ static int dispatch(int argc, char **argv)
     return status;
 }
 
+/* Descriptors 0 to 2 that are closed would go to the next files that are opened, and messages into a model that is written. Each is
+ * opened for the other direction, so that using it stays an error. */
+static void hold_standard_files(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0)
+            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);
+}
+
 int main(int argc, char **argv)
 {
+    hold_standard_files();
     /* A write to a closed pipe is an error like any other: see output.c. */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGXFSZ, SIG_IGN); /* so is one beyond the largest size of a file */

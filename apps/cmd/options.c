@@ -249,6 +249,13 @@ static const struct flag flags[CMD_N_FLAGS] = {
                  "instructions to use; without it the best this processor has"},
     [CMD_PRECISION] = {0, "prompt-precision", "BITS", KIND_PRECISION, AT(precision), 0, 0, "8 or 16",
                        "of the integers that activations are quantised to; with 16 prompts take up to twice as long"},
+    [CMD_ROPE_SCALING] = {0, "rope-scaling", "TYPE", KIND_STRING, AT(rope_scaling), 0, 0, NULL,
+                          "of positions, instead of the model's own, for longer texts: none, linear or yarn"},
+    [CMD_ROPE_SCALE] = {0, "rope-scale", "X", KIND_REAL, AT(rope_scale), 0, 1000, "a number from 1 to 1000",
+                        "with linear and yarn: so many times as long as in training"},
+    [CMD_ROPE_ORIGINAL] = {0, "yarn-orig-ctx", "N", KIND_INT, AT(rope_original_ctx), 0, 1 << 28,
+                           "a whole number of tokens, 0 or more",
+                           "tokens of the training that --rope-scale extends; 0: as the model says"},
     [CMD_JSON] = {0, "json", NULL, KIND_BOOL, AT(json), 0, 0, NULL,
                   "one JSON object a line on standard output, nothing else there"},
     [CMD_HELP] = {'h', "help", NULL, KIND_BOOL, AT(help), 0, 0, NULL, "print this help"},
@@ -564,7 +571,8 @@ int cmd_options_parse(struct cmd_options *options, const struct cmd_command *com
             cmd_say(options, "--stop: a text that is empty ends every answer before it begins");
             return CMD_USAGE;
         }
-    if (options->given[CMD_LOSSLESS] && !options->given[CMD_KV]) /* `full` drafts nothing */
+    if (options->given[CMD_LOSSLESS] &&
+        (!options->given[CMD_KV] || (options->kv.n == 1 && strcmp(options->kv.values[0], "auto") == 0))) /* `full` drafts nothing */
         options->kv.values[0] = "verified";
     return check_positional(options);
 }

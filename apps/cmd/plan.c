@@ -182,7 +182,7 @@ static int run_plan(struct plan *plan)
     const bool given = options->given[CMD_KV];
     const int n_policies = given ? options->kv.n : BUTLER_COUNT(usual);
     const int n_train = butler_model_get_info(butler_engine_model(plan->engine))->n_ctx_train;
-    if (plan->prompt.n + options->n > n_train) {
+    if (plan->prompt.n > n_train - options->n) {
         cmd_say_choices(options, plan->engine, "the documents have", plan->prompt.n, options->n, n_train);
         return CMD_FAILED;
     }
@@ -191,14 +191,18 @@ static int run_plan(struct plan *plan)
         status = measure_begin(plan);
     if (status == CMD_DONE && !options->json)
         print_head(plan);
-    for (int i = 0; i < n_policies && status == CMD_DONE && !cmd_interrupted(); i++) {
+    for (int i = 0; i < n_policies && status == CMD_DONE; i++) {
+        if (cmd_interrupted()) { /* which takes the signal: it is asked once */
+            cmd_say(options, "interrupted after %d of %d policies", i, n_policies);
+            return CMD_FAILED;
+        }
         const char *policy = given ? options->kv.values[i] : usual[i];
         struct costs costs = {0};
         status = measure(plan, policy, &costs);
         if (status == CMD_DONE)
             print_costs(plan, policy, &costs);
     }
-    return status == CMD_DONE && cmd_interrupted() ? CMD_FAILED : status;
+    return status;
 }
 
 static int run(struct cmd_options *options)
@@ -228,11 +232,11 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},    {CMD_PRE, NULL},      {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},     {CMD_CACHE_SIZE, "0"},
-    {CMD_NO_CACHE, NULL}, {CMD_SYSTEM, NULL},   {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "200"},        {CMD_KV, NULL},
-    {CMD_KV_TYPE, "f16"}, {CMD_BLOCK, "0"},     {CMD_SEED, "0"},           {CMD_THREADS, "0"},    {CMD_DEVICE, NULL},
-    {CMD_ISA, NULL},      {CMD_PRECISION, "8"}, {CMD_PLUGIN, NULL},        {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},
-    {CMD_HELP, NULL},     {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},    {CMD_PRE, NULL},       {CMD_DOCUMENTS, NULL},     {CMD_CACHE, NULL},     {CMD_CACHE_SIZE, "0"},
+    {CMD_NO_CACHE, NULL}, {CMD_SYSTEM, NULL},    {CMD_CHAT_TEMPLATE, NULL}, {CMD_N, "200"},        {CMD_KV, NULL},
+    {CMD_KV_TYPE, "f16"}, {CMD_BLOCK, "0"},      {CMD_SEED, "0"},           {CMD_THREADS, "0"},    {CMD_DEVICE, NULL},
+    {CMD_ISA, NULL},      {CMD_PRECISION, "8"},  {CMD_ROPE_SCALING, NULL},  {CMD_ROPE_SCALE, "0"}, {CMD_ROPE_ORIGINAL, "0"},
+    {CMD_PLUGIN, NULL},   {CMD_PREDICTOR, NULL}, {CMD_JSON, NULL},          {CMD_HELP, NULL},      {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_plan = {

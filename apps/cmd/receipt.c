@@ -201,16 +201,19 @@ void cmd_receipt_say(const struct cmd_options *options, const struct butler_mode
 {
     struct butler_receipt receipt = {BUTLER_INIT(butler_receipt)};
     double *attention = cmd_alloc((size_t)butler_n_past(session) + 1, sizeof *attention);
-    char part[96] = "all tokens were read", lost[96] = "";
+    char part[96] = "all tokens were read", lost[160] = "";
+    int n_lost = 0;
     if (!butler_session_receipt(session, &receipt, attention) || receipt.n_steps == 0)
         goto done;
     if (receipt.read < 1 - 1e-9)
         snprintf(part, sizeof part, "what was read has %.1f %% of the attention", 100 * receipt.read);
     else if (receipt.prompt_evicted + receipt.step_evicted > 0)
         snprintf(part, sizeof part, "all tokens that are kept were read");
-    if (receipt.prompt_evicted + receipt.step_evicted > 0)
-        snprintf(lost, sizeof lost, "; those that were dropped had %.1f %% of it when the prompt was cut",
-                 100 * receipt.prompt_evicted);
+    if (receipt.prompt_evicted > 0)
+        n_lost = snprintf(lost, sizeof lost, "; those that were dropped had %.1f %% of it when the prompt was cut",
+                          100 * receipt.prompt_evicted);
+    if (receipt.step_evicted > 0)
+        snprintf(lost + n_lost, sizeof lost - (size_t)n_lost, "; what a step dropped had %.1f %%", 100 * receipt.step_evicted);
     struct passages passages = find_passages(model, ids, attention, sources);
     cmd_say(options, "%s%s (%d step%s compared)%s", part, lost, receipt.n_steps, receipt.n_steps == 1 ? "" : "s",
             passages.sum > 0 ? "; most attention:" : "");

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -89,7 +90,7 @@ static void judge_perplexity(const json_t *rows, int length, const char *policy,
         refuse(reasons, "perplexity was not measured");
         return;
     }
-    const double above = value_of(row) / value_of(dense) - 1;
+    const double above = json_is_number(json_object_get(row, "value")) ? value_of(row) / value_of(dense) - 1 : INFINITY;
     json_object_set_new(out, "ppl", measured(row, dense));
     if (!(above <= VERDICT_PERPLEXITY))
         refuse(reasons, "perplexity %+.*f %%", above < VERDICT_PERPLEXITY + 5e-5 ? 3 : 2, 100 * above); /* no 0.50 > 0.5 */

@@ -142,11 +142,13 @@ int butler_writer_open(struct butler_writer *writer, const char *path, int flags
         return BUTLER_ERROR_IO;
     if ((code = begin_hash(writer, flags, path, err)) < 0)
         goto fail;
-    writer->path = strdup(path);
+    /* A link that leads to a file stays a link: rename() would put the file in its place, even in that of /dev/stdout. */
+    writer->path = lstat(path, &st) == 0 && S_ISLNK(st.st_mode) && stat(path, &st) == 0 ? realpath(path, NULL) : strdup(path);
     if (!writer->path) {
         code = butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory to write it", path);
         goto fail;
     }
+    path = writer->path;
     remove_stale(path);
     if (!(flags & BUTLER_WRITER_NAMED))
         fd = open_unnamed(path, mode);
