@@ -214,6 +214,30 @@ static void test_logits_without_queries(void **state)
     }
 }
 
+static void records_of_four(const struct butler_metric_shape *shape, const double *values, int *n_slots, size_t *n_bytes)
+{
+    (void)shape, (void)values;
+    *n_slots = 4;
+    *n_bytes = 8;
+}
+
+/* Records that are made anew when a token of them goes would add the others to the state again. */
+static void test_states_beside_records(void **state)
+{
+    struct butler_engine *engine = open_engine(1);
+    struct butler_error err;
+    struct butler_metric metric = counter;
+    (void)state;
+    metric.name = "several";
+    metric.record = records_of_four;
+    assert_int_equal(butler_metric_register(engine, &metric, &err), 0);
+    assert_null(butler_session_new(
+        engine, &(struct butler_session_params){.n_ctx = N_TEXT, .policy = "several:method=evict,budget=24"}, &err));
+    assert_non_null(strstr(err.message, "needs move()"));
+    butler_session_free(open_session(engine, "several:method=retrieve,budget=24"));
+    free_engine(engine);
+}
+
 static void test_what_cannot_be(void **state)
 {
     struct butler_engine *engine = open_engine(1);
@@ -230,6 +254,7 @@ static void test_what_cannot_be(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_state_follows), cmocka_unit_test(test_taken_over),
-                                       cmocka_unit_test(test_logits_without_queries), cmocka_unit_test(test_what_cannot_be)};
+                                       cmocka_unit_test(test_logits_without_queries), cmocka_unit_test(test_states_beside_records),
+                                       cmocka_unit_test(test_what_cannot_be)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -119,3 +119,27 @@ def test_lossless_with_the_default_policy():
     """auto is the default: naming it changes nothing."""
     args = ["run", "-m", GQA, "-p", PROMPT, "-n", "8", "--temp", "0", "--lossless"]
     assert butler(*args, "--kv", "auto").stdout == butler(*args).stdout
+
+
+def test_reasons_and_names(tmp_path):
+    """What ended an answer, which template is wrong, whether what is read is kept."""
+    text, template = tmp_path / "text", tmp_path / "template"
+    text.write_text(PROMPT)
+    template.write_text("{% if %}")
+    args = ["ask", "-m", GQA, "-f", text, "-n", "12", "-v", "--no-cache", "What?"]
+    whole = butler(*args).stdout
+    said = butler(*args, "--stop", whole[2:4]).stderr
+    assert "(--stop)" in said and "(end of text)" not in said
+    assert f"--chat-template {template}: " in butler(*args, "--chat-template", template, expect=FAILED).stderr
+    assert "kept on disk: nothing" in butler("plan", "-m", GQA, "-f", text, "-n", "4", "--cache", text / "below", "--kv", "full").stdout
+    refuses(USAGE, "train", "-m", GQA, "--data", text, "-o", tmp_path / "out", "--tokens", "64", "--steps", "2", says=["give one"])
+    long = tmp_path / "long"
+    long.write_text(PROMPT * 40)
+    assert "streaming" not in butler("plan", "-m", GQA, "-f", long, expect=FAILED).stderr
+
+
+def test_undo_names_the_question(tmp_path):
+    document = tmp_path / "a.txt"
+    document.write_text("The first line of it.\nThe second.\n")
+    said = butler("chat", "-m", GQA, "-n", "2", "--chat-template", "chatml", "-c", "256", input=f"/file {document}\nWhat is it?\n/undo\nAgain\n/undo\n").stderr
+    assert "taken back, with what is before it: What is it?" in said and "taken back: Again" in said

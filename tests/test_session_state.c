@@ -448,6 +448,35 @@ static void test_steps_that_were_not_observed(void **state)
     close_model(&c);
 }
 
+/* A policy that cuts prompts alone goes by their queries, whoever read the text. */
+static void test_prompts_are_cut_by_their_own_queries(void **state)
+{
+    static const char *const pairs[][2] = {{"h2o:budget=200", "h2o:budget=70,rolling=0"},
+                                           {"snapkv:budget=200,rolling=1,window=16", "snapkv:budget=70,window=16"}};
+    struct context c;
+    struct butler_error err;
+    (void)state;
+    open_model(&c, &models[0], 0);
+    for (int i = 0; i < BUTLER_COUNT(pairs); i++) {
+        struct butler_session *donor = open_one(&c, pairs[i][0]), *heir = open_one(&c, pairs[i][1]),
+                              *alone = open_one(&c, pairs[i][1]);
+        for (int k = 0; k < 2; k++) {
+            check(butler_prefill(k ? alone : donor, c.text, 50, NULL, NULL, &err), &err);
+            decode(&c, k ? alone : donor, 15);
+        }
+        assert_int_equal(butler_session_adopt(heir, donor, &err), 0);
+        for (int k = 0; k < 2; k++) {
+            check(butler_prefill(k ? alone : heir, c.text + 65, 10, NULL, NULL, &err), &err);
+            decode(&c, k ? alone : heir, 30);
+        }
+        assert_memory_equal(butler_logits(heir), butler_logits(alone), (size_t)c.model->hp.n_vocab * sizeof(float));
+        butler_session_free(donor);
+        butler_session_free(heir);
+        butler_session_free(alone);
+    }
+    close_model(&c);
+}
+
 /* With a pyramid a low layer's budget can cover a longer text and not a shorter one, whose records are then wanted. */
 static void test_back_where_a_pyramid_selects(void **state)
 {
@@ -510,6 +539,7 @@ int main(void)
         cmocka_unit_test(test_steered_rows_stay_alone),
         cmocka_unit_test(test_the_prefix_cache_gives_way),
         cmocka_unit_test(test_steps_that_were_not_observed),
+        cmocka_unit_test(test_prompts_are_cut_by_their_own_queries),
         cmocka_unit_test(test_back_where_a_pyramid_selects),
         cmocka_unit_test(test_callbacks_that_stop),
     };

@@ -93,8 +93,11 @@ static int answer_token(const struct cmd_options *options, struct cmd_writer *wr
     if (butler_token_is_end(model, id))
         return 0;
     append_token(model, stream, id, answer);
-    if (show(options, answer, stop, false))
+    if (show(options, answer, stop, false)) {
+        if (!stop || strncmp(answer->text.bytes + answer->n, stop, BUTLER_MIN(strlen(stop), answer->text.n - answer->n)) != 0)
+            answer->end = CMD_END_STOP; /* not by the template's own end of a turn */
         return 0;
+    }
     answer->end = CMD_END_CONTEXT;
     if (writer->n_past >= butler_n_ctx(writer->session))
         return 0;

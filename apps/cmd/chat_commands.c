@@ -159,10 +159,14 @@ static int undo(struct chat *chat, const char *argument)
         return CMD_DONE;
     }
     const char *content = chat->messages[turn].content;
+    for (const char *line;
+         (line = strchr(content, '\n')) && line[1 + strspn(line + 1, " \n")];) /* documents stand before the question */
+        content = line + 1;
     int n = (int)BUTLER_MIN(strcspn(content, "\n"), (size_t)60);
     while (n > 0 && ((unsigned char)content[n] & 0xC0) == 0x80) /* not within a character */
         n--;
-    cmd_say(chat->options, "taken back: %.*s%s", n, content, content[n] ? "..." : "");
+    cmd_say(chat->options, "taken back%s: %.*s%s", content == chat->messages[turn].content ? "" : ", with what is before it", n,
+            content, content[n] ? "..." : "");
     chat_drop_messages(chat, turn);
     if (chat->n_messages == 1 && strcmp(chat->messages[0].role, "system") == 0 && chat->options->system &&
         strcmp(chat->messages[0].content, chat->options->system) == 0)

@@ -71,6 +71,8 @@ void cmd_say_choices(const struct cmd_options *options, struct butler_engine *en
     else
         cmd_say(options, "- another model, which was trained for %lld tokens or more", (long long)n_all);
     cmd_say(options, "- in parts: cut the text, and ask about each part");
+    if (strcmp(options->command->name, "plan") == 0) /* which has times for texts that are read once */
+        return;
     char policy[64] = "streaming";
     if (!holds(options, engine, "streaming:rope=cache"))
         snprintf(policy, sizeof policy, "streaming:budget=%d", n_train > 200 ? n_train / 2 - 64 : 2);

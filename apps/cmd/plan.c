@@ -20,7 +20,8 @@ struct plan {
     const struct cmd_options *options;
     struct butler_engine *engine;
     struct cmd_integers prompt;
-    int n_known;    /* tokens that the library has */
+    bool keeps;     /* there is a library, which keeps what is read */
+    int n_known;    /* tokens that it has */
     double load_s;  /* what loading them took */
     double begin_s; /* seconds a token of a pass at the beginning */
 };
@@ -123,6 +124,7 @@ static int look_up(struct plan *plan, int n_ctx)
     struct butler_stats stats = {BUTLER_INIT(butler_stats)};
     int status = CMD_DONE;
     struct butler_library *library = cmd_library_try(options);
+    plan->keeps = library != NULL;
     struct butler_session *session = library ? cmd_session_new(options, plan->engine, "full", n_ctx, &status) : NULL;
     if (session) {
         cmd_library_use(options, library, session);
@@ -146,7 +148,7 @@ static void print_head(const struct plan *plan)
     butler_policy_estimate(plan->engine, "full", (enum butler_kv_type)options->kv_type, plan->prompt.n, &cost, NULL);
     cmd_printf("%d tokens, of which %d were read before; weights %s; kept on disk: %s\n\n", plan->prompt.n, plan->n_known,
                cmd_bytes(weights, sizeof weights, info->weight_bytes),
-               options->no_cache ? "nothing" : cmd_bytes(disk, sizeof disk, cost.full_kv_bytes));
+               !plan->keeps ? "nothing" : cmd_bytes(disk, sizeof disk, cost.full_kv_bytes));
     cmd_printf("%-24s %14s %14s %10s %14s %12s %10s\n", "policy", "first word", "next question", "a token", "the answer",
                "KV cache", "KV read");
 }

@@ -155,8 +155,10 @@ int cmd_template_choose(const struct cmd_options *options, const struct butler_m
         template->system_in_user = true;
         return CMD_DONE;
     }
-    if (options->chat_template)
-        return cmd_fail(options, &err);
+    if (options->chat_template) {
+        cmd_say(options, "--chat-template %s: %s", options->chat_template, err.message);
+        return err.code == BUTLER_ERROR_ARGUMENT ? CMD_USAGE : CMD_FAILED;
+    }
     cmd_say(options, "warning: the model's template cannot be used, chatml is used instead: %s", err.message);
     use_named(template, "chatml");
     return renders(template, model, with_system, &err) ? CMD_DONE : cmd_fail(options, &err);

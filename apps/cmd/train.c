@@ -98,6 +98,10 @@ static int make_params(struct run *run, struct butler_train_params *params)
     struct cmd_options *options = run->options;
     const struct cmd_train *t = &options->train;
     int version, loss, input, key_heads, published, paper, random;
+    if (t->n_tokens && t->n_steps) {
+        cmd_say(options, "--tokens %d and --steps %d both say how long; give one", t->n_tokens, t->n_steps);
+        return CMD_USAGE;
+    }
     if (choose(options, "--recipe", t->recipe, recipes, 2, &paper) != CMD_DONE)
         return CMD_USAGE;
     if (paper)

@@ -365,7 +365,10 @@ static int write_block(struct butler_session *session, const struct butler_block
     quote(session, first, n, header.text, sizeof header.text);
     const uint64_t bytes = butler_block_file_bytes(&header);
     if (!butler_library_make_room(library, bytes)) {
-        if (!library->full)
+        if (!library->full && bytes > library->max_bytes)
+            butler_library_say(library, "%s: a file of %llu bytes is more than the %llu that it may have; what is read is not kept",
+                               library->folder, (unsigned long long)bytes, (unsigned long long)library->max_bytes);
+        else if (!library->full)
             butler_library_say(library, "%s: full: %llu bytes, the most it may have, are in use; what is read now is not kept",
                                library->folder, (unsigned long long)library->max_bytes);
         library->full = shelf->stopped = true;

@@ -162,6 +162,9 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
                                "a session of policy %s has evicted tokens: another policy cannot go on from it", from->policy.text);
     for (int l = 0; l < from->kv.n_layers; l++)
         share_layer(&session->kv, &from->kv, l, norms, records);
+    if (session->kv.prompt_records && !session->kv.records_off &&
+        from->n_decoded > 0) /* as they would have ended with the prompt */
+        butler_kv_end_records(&session->kv);
     copy_text(session, from);
     if (!records)
         session->n_observed = session->n_skipped = session->observed_more = 0;
