@@ -36,6 +36,7 @@ TITLES = {
     KEY_10K: "pass key in 10,000 tokens, %", MULTIKEY_16K: "one key of many in 16,384 tokens, %", MULTIKEY_30K: "in 30,000 tokens, %",
     FIRST_ANSWER: "the first answer, %", LATER_ANSWERS: "the four after it, %", ROUTE: "tokens of a route, %",
     SPEED: "speed of steps at 16,384 tokens, % of full's", SPEED_LARGE: "the same, 1.5B", NEWS: "multi_news, Rouge-L",
+    ("recall", None, "recall"): "of the 11 % with the most attention, %", ("recall", None, "mass"): "of the attention, %",
     TOP_HALF: "top half of the tokens, %", QUESTIONS: "five question sets, %", ZERO_SHOT: "their mean, %", BOOLQ: "BoolQ, %",
     RULER_4K: "RULER, 4,096 tokens, %", RULER_8K: "RULER, 7,900 tokens, %"}
 FIER, QUEST, BUTLER2, H2O, VATP = "fier", "quest", "tokenbutler2:on_top=0,sinks=4,recent=0", "h2o", "h2o+vatp"
@@ -77,6 +78,8 @@ SHARING[QWEN] += [(f"{name}:share={share}" if share else name, budget) for name 
 PLUG_INS = [("full", None), ("softprune", 0.9), ("softprune:ratio=0.5", 0.5), ("softprune:ratio=0.9", 0.1), ("entropystop", 1), ("tinyserve", 2048),
             ("tinyserve+entropystop", 2048)]
 LARGE_TABLE = [(MULTIKEY, 0.11), *((WHOLE, budget) for budget in (0.11, 0.25, 0.5)), (DECODED, 0.5)]
+RECALLED = [(("recall", None, metric), 0.11) for metric in ("recall", "mass", "top_half_accuracy")]
+RECALLING = ["oracle", FIER, "fier:levels=means", BUTLER2, QUEST, "tinyserve", "prevlayer", "layer0", H2O, VATP, "snapkv", "streaming", "random"]
 LARGE_POLICIES = ["full", "oracle", FIER, "fier:levels=means", QUEST, "tinyserve", H2O, VATP, "snapkv", "streaming", "tokenbutler2", BUTLER2]
 QWEN_BUDGETS = (0.11, 0.25, 0.5, 64, 128)
 QWEN_PANELS = {BOOK: 1.2, KEY: 0, MULTIKEY: 0, NAMED: 0}
@@ -475,6 +478,7 @@ def main(files, store=ROOT / "bench" / "results.jsonl", pages=(ROOT / "README.md
     on, candidates = gates(store.parent / "gates")
     pieces = {"gates": on, "candidates": candidates, "short": table(rows, SHORT), "long": table(rows, LONG), "others": table(rows, OTHERS),
               "defaults": table(rows, DEFAULT_TASKS, DEFAULTS), "gemma": table(models[GEMMA], OTHER_MODEL), "qwen": table(models[QWEN], QWEN_TABLE), "large": table(models[LARGE], LARGE_TABLE, [(name, None) for name in LARGE_POLICIES]),
+              "large recall": table(models[LARGE], RECALLED, [(name, None) for name in RECALLING]),
               "page sizes": table(models[QWEN] | beside_dense(models[QWEN]), PAGE_TASKS, PAGE_SIZES),
               "agreement": table(models[QWEN] | beside_dense(models[QWEN]), AGREEING, [(name, None) for name in AGREEING_POLICIES]),
               "qwen short": table(found[MODEL_NAMES[QWEN]], QWEN_SHORT, [(name, None) for name in QWEN_SHORT_POLICIES]),
