@@ -16,6 +16,7 @@ SCRIPTS = {  # a list: control tokens and texts
     "plain": ["No call here: {\"a\": 1} and <tool_"],
     "begun": ["So it </is.</think>\nYes."],  # follows the line break behind the mark that the template writes
     "recipient": ["all\nHm.>>>weather\n{\"city\": \"Bern\"}"],  # follows >>>
+    "halfway": ["<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ul"],
     "broken": ["<tool_call>{\"name\": weather, \"arguments\": {}}</tool_call>."],
 }
 STARTS = {"begun": "<0x0A>", "recipient": ">>>"}  # the prompt's last token, where it is not <|NAME|>
@@ -187,6 +188,14 @@ def test_required_call_behind_reasoning(server):
 def test_an_answer_that_is_cut(server):
     choice = ask(server, "both", max_tokens=40)
     assert choice["finish_reason"] == "length" and SCRIPTS["both"][0].find(without_ids(choice["message"])[0][2]) > 0
+
+
+@pytest.mark.parametrize("fields, says", [({"script": "halfway"}, "end_turn"), ({"script": "both", "stop": ["ln\", "], "stop_sequences": ["ln\", "]}, "stop_sequence")])
+def test_a_call_that_is_cut_is_not_to_be_run(server, fields, says):
+    script = fields["script"]
+    choice = ask(server, script, stop=fields.get("stop"))
+    assert choice["finish_reason"] == "stop" and len(choice["message"]["tool_calls"]) == 1
+    assert server.post("/v1/messages", {**message_body(script), "stop_sequences": fields.get("stop_sequences")})["stop_reason"] == says
 
 
 def joined(chunks):

@@ -184,7 +184,7 @@ static json_t *timings_json(const struct serve_job *job, int n)
 static json_t *finish_json(const struct serve_answer *answer)
 {
     const enum serve_finish finish = answer->finish;
-    const bool has_calls = answer->parser && serve_parser_n_calls(answer->parser) > 0;
+    const bool has_calls = answer->parser && serve_parser_has_whole_calls(answer->parser);
     return finish == SERVE_FINISH_NONE     ? json_null()
            : finish == SERVE_FINISH_LENGTH ? json_string("length")
                                            : json_string(has_calls ? "tool_calls" : "stop");

@@ -162,7 +162,6 @@ void serve_add_part(struct serve_answer *answer, const struct serve_part *part);
 /* The answer is complete: the open block ends; one without any gets an empty text. */
 void serve_end_blocks(struct serve_answer *answer);
 void serve_free_blocks(struct serve_answer *answer);
-bool serve_has_calls(const struct serve_answer *answer);
 /* The message that a call or reasoning of the assistant belongs to: the last one where that is the assistant's, else a
  * new one. Borrowed. */
 json_t *serve_assistant_message(json_t *messages);

@@ -78,14 +78,6 @@ void serve_free_blocks(struct serve_answer *answer)
     free(answer->blocks);
 }
 
-bool serve_has_calls(const struct serve_answer *answer)
-{
-    for (int i = 0; i < answer->n_blocks; i++)
-        if (answer->blocks[i].kind == SERVE_CALL_BEGIN)
-            return true;
-    return false;
-}
-
 /* ----------------------------------------------------------------------------------------------- earlier turns */
 
 json_t *serve_assistant_message(json_t *messages)

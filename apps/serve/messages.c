@@ -260,9 +260,10 @@ static json_t *stop_json(const struct serve_request *request)
     const char *own = request->api->config.chat_stop;
     if (answer->finish == SERVE_FINISH_STOP && answer->stop && (!own || strcmp(answer->stop, own) != 0))
         return json_pack("{s:s, s:s}", "stop_reason", "stop_sequence", "stop_sequence", answer->stop);
+    const bool calls = answer->parser && serve_parser_has_whole_calls(answer->parser);
     return json_pack("{s:s, s:n}", "stop_reason",
                      answer->finish == SERVE_FINISH_LENGTH ? "max_tokens"
-                     : serve_has_calls(answer)             ? "tool_use"
+                     : calls                               ? "tool_use"
                                                            : "end_turn",
                      "stop_sequence");
 }

@@ -395,6 +395,7 @@ static bool step_arguments(struct serve_parser *parser, bool end)
     }
     serve_write_part(parser, SERVE_CALL_ARGUMENTS, bytes, i);
     parser->at += i;
+    parser->is_cut = end && !is_complete;
     if (is_complete || end)
         serve_end_call(parser, parser->is_object ? IN_TAIL : BEHIND_LIST);
     return i > 0 || end;
@@ -531,6 +532,11 @@ bool serve_parser_thinks(const struct serve_parser *parser)
 int serve_parser_n_calls(const struct serve_parser *parser)
 {
     return parser->n_calls;
+}
+
+bool serve_parser_has_whole_calls(const struct serve_parser *parser)
+{
+    return parser->n_calls > 0 && !parser->is_cut;
 }
 
 void serve_parser_free(struct serve_parser *parser)

@@ -85,6 +85,8 @@ void serve_parser_push(struct serve_parser *parser, const char *bytes, size_t n)
 void serve_parser_end(struct serve_parser *parser);
 bool serve_parser_thinks(const struct serve_parser *parser);
 int serve_parser_n_calls(const struct serve_parser *parser);
+/* There are calls, and the text did not end within the arguments of one. */
+bool serve_parser_has_whole_calls(const struct serve_parser *parser);
 void serve_parser_free(struct serve_parser *parser);
 
 #endif

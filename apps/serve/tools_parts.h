@@ -58,6 +58,7 @@ struct serve_parser {
     enum serve_part_kind message;      /* what the body of the message is */
     bool is_raw;                       /* a message with its marks, as content */
     bool has_message;                  /* there was one before */
+    bool is_cut;                       /* the text ended within a call's arguments */
 };
 
 /* tools.c */

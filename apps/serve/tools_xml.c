@@ -84,8 +84,10 @@ static bool step_value(struct serve_parser *parser, bool end)
         write_arguments(parser, "\"", 1);
     parser->at += n_taken;
     parser->in_value = !at && !end;
-    if (end && !at) /* cut: so are the arguments */
+    if (end && !at) { /* so are the arguments */
+        parser->is_cut = true;
         serve_end_call(parser, IN_TEXT);
+    }
     return n_taken > 0 || end;
 }
 
@@ -131,7 +133,8 @@ bool serve_step_parameters(struct serve_parser *parser, bool end)
         return true;
     }
     /* The end, or text that is no parameter. */
-    if (closed > 0 || !end)
+    parser->is_cut = closed <= 0 && end;
+    if (!parser->is_cut)
         write_arguments(parser, parser->has_value ? "}" : "{}", parser->has_value ? 1 : 2);
     parser->at += closed > 0 ? (size_t)(c.at - bytes) : 0;
     serve_end_call(parser, closed > 0 ? BEHIND_CALL : IN_TEXT);
