@@ -77,7 +77,7 @@ static void comparable(const struct butler_layer_state *state, const float *x, s
         } else {
             scale[h] = 1.0f / sqrtf((float)state->kv->head_dim);
             shift[h] = kernels->log_sum_exp(row, scale[h], n);
-            if (state->sinks) /* part of the softmax, as if of one more token */
+            if (state->sinks && state->plan->reduction.rows != BUTLER_ROWS_ANY) /* part of the softmax, as if of one more token */
                 shift[h] = fmaxf(shift[h], state->sinks[head + h]) + log1pf(expf(-fabsf(shift[h] - state->sinks[head + h])));
         }
     }
@@ -135,7 +135,7 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
         comparable(state, x, stride, n_heads, n, head, scale, shift);
     /* A sink has no value, so that norms leave nothing of it. */
     float sinks = -INFINITY;
-    if (probabilities && logits && state->sinks && !norms)
+    if (probabilities && logits && state->sinks && !norms && reduction->rows != BUTLER_ROWS_ANY)
         sinks = sink_log_mass(state, head, n_heads, shift, mean);
     if (norms || mean || n_heads == 1) /* more than a maximum follows, or nothing */
         for (int h = 0; h < n_heads && normalised; h++) {
