@@ -94,7 +94,7 @@ struct butler_model_params {
      * of another model: its fingerprint is another. */
     const char *rope_scaling;
     double rope_scale;     /* 1 to 1000: by so many times, in "linear" and "yarn"; n_ctx_train is so many times rope_original_ctx */
-    int rope_original_ctx; /* tokens of the training before it was scaled; 0: as the file says */
+    int rope_original_ctx; /* tokens of the training before any scaling; 0: what the file says, else its context length */
 };
 
 /* Maps a GGUF file and binds its tensors. params may be NULL. NULL on failure. Freed after its engines. */
@@ -439,9 +439,9 @@ struct butler_session *butler_session_fork(struct butler_session *session, struc
 
 /* Goes back to the first n tokens of the text, as if the others had never been read; there are no logits then. With every=N the
  * next steps may select at other tokens than in a session that never read them. A policy that evicts can go back to a point after
- * which it has neither evicted nor observed; else BUTLER_ERROR_ARGUMENT and nothing changes. Policies that guide drafts (`verified`,
- * and others once a session drafts) keep what later tokens made them observe: a draft may be another, a lossless text is not. 0
- * empties every session, also one that has failed. */
+ * which it has neither evicted nor observed; else BUTLER_ERROR_ARGUMENT and nothing changes. Policies that guide drafts
+ * (`verified`, and others once a session drafts) keep what later tokens made them observe: a draft may be another, a lossless text
+ * is not. 0 empties every session, also one that has failed. */
 int butler_session_truncate(struct butler_session *session, int n, struct butler_error *err);
 
 /* Gives an empty session the longest beginning of ids[n] that the engine's prefix cache or the session's library (butler_tools.h)

@@ -55,6 +55,21 @@ def test_several_systems(servers):
     assert "leaves out messages of the system" in error["message"]
 
 
+def test_systems_in_another_form(servers):
+    """A template that writes them otherwise does not leave them out."""
+    loud = servers("{% for m in messages %}[{{ m.content | upper if m.role == 'system' else m.content }}]{% endfor %}")
+    assert rendered(loud, [*USER, {"role": "system", "content": "be brief"}]) == "[Well?][BE BRIEF]"
+    error = servers(FIRST).post("/apply-template", {"messages": [*USER, {"role": "system", "content": "be \"brief\"\nnow"}]}, expect=400)["error"]
+    assert "leaves out" in error["message"]
+
+
+def test_systems_with_calls(servers):
+    """Their content may be null: such a request ended the server."""
+    odd = {"role": "system", "content": None, "tool_calls": [{"type": "function", "function": {"name": "x", "arguments": "{}"}}]}
+    for messages in ([odd, {"role": "system", "content": "hi"}], [{"role": "system", "content": "hi"}, odd], [odd, odd]):
+        assert "Well?" in rendered(servers(PLAIN), messages + USER)
+
+
 def test_contents_that_are_null(servers):
     server = servers(PLAIN)
     nulls = [{"role": role, "content": None} for role in ("system", "user", "assistant", "tool")]
@@ -82,6 +97,15 @@ def test_tools_of_other_types_beside_functions(servers, path, tool):
     assert status == 400 and "'tools[0]' of type 'web_search'" in json.loads(text)["error"]["message"]
     status, _, text = servers(CALLS).request("POST", path, {**fields, "tools": [*others, {**tool, "function": {"name": "?"}, "name": "?"}]})
     assert status == 400 and "tools[2]" in json.loads(text)["error"]["message"]
+
+
+def test_choices_among_tools_of_other_types(servers):
+    tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": SCHEMA}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]}
+    servers(CALLS).post("/v1/responses", {"input": USER, "max_output_tokens": 2, "tools": tools, "tool_choice": choice})
+    tools = [{"type": "web_search_20250305", "name": "web_search"}, {"name": "f", "input_schema": SCHEMA}]
+    status, headers, text = servers(CALLS).request("POST", "/v1/messages", {"messages": USER, "max_tokens": 2, "tools": tools})
+    assert status == 200 and headers["Butler-Not-Held"] == "tools[0]", text
 
 
 def test_strict_tools_of_messages(servers):

@@ -196,6 +196,8 @@ def test_a_call_that_is_cut_is_not_to_be_run(server, fields, says):
     choice = ask(server, script, stop=fields.get("stop"))
     assert choice["finish_reason"] == "stop" and len(choice["message"]["tool_calls"]) == 1
     assert server.post("/v1/messages", {**message_body(script), "stop_sequences": fields.get("stop_sequences")})["stop_reason"] == says
+    calls = [item for item in server.post("/v1/responses", response_body(script, stop=fields.get("stop")))["output"] if item["type"] == "function_call"]
+    assert [item["status"] for item in calls] == ["incomplete"]
 
 
 def joined(chunks):

@@ -442,7 +442,33 @@ static void test_steps_that_were_not_observed(void **state)
         check(butler_session_save(donor, path, &err), &err);
         assert_null(butler_session_restore(c.engine, path, 0, &err));
         assert_non_null(strstr(err.message, "larger budget"));
+        check(butler_session_truncate(donor, 60, &err), &err); /* no step is left */
+        assert_int_equal(butler_session_set_budget(donor, 45, &err), 0);
         butler_session_free(donor);
+        butler_session_free(heir);
+    }
+    close_model(&c);
+}
+
+/* Steps that were observed later do not make up for those that were not. */
+static void test_files_know_what_was_skipped(void **state)
+{
+    static const char *const policies[] = {"snapkv:rolling=1,window=16,budget=45", "h2o:half_life=1,budget=45"};
+    struct context c;
+    struct butler_error err;
+    (void)state;
+    open_model(&c, &models[0], 0);
+    for (int i = 0; i < BUTLER_COUNT(policies); i++) {
+        char path[160];
+        struct butler_session *session = open_one(&c, policies[i]), *heir = open_one(&c, policies[i]);
+        check(butler_session_set_budget(session, 75, &err), &err);
+        check(butler_prefill(session, c.text, 20, NULL, NULL, &err), &err);
+        decode(&c, session, 53);
+        assert_int_equal(butler_session_adopt(heir, session, &err), BUTLER_ERROR_ARGUMENT);
+        snprintf(path, sizeof path, "%s/skipped", c.folder);
+        check(butler_session_save(session, path, &err), &err);
+        assert_null(butler_session_restore(c.engine, path, 0, &err));
+        butler_session_free(session);
         butler_session_free(heir);
     }
     close_model(&c);
@@ -539,6 +565,7 @@ int main(void)
         cmocka_unit_test(test_steered_rows_stay_alone),
         cmocka_unit_test(test_the_prefix_cache_gives_way),
         cmocka_unit_test(test_steps_that_were_not_observed),
+        cmocka_unit_test(test_files_know_what_was_skipped),
         cmocka_unit_test(test_prompts_are_cut_by_their_own_queries),
         cmocka_unit_test(test_back_where_a_pyramid_selects),
         cmocka_unit_test(test_callbacks_that_stop),

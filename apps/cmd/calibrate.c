@@ -126,8 +126,10 @@ static int run(struct cmd_options *options)
 }
 
 static const struct cmd_use uses[] = {
-    {CMD_MODEL, NULL},  {CMD_PRE, NULL}, {CMD_CALIBRATE_DATA, NULL}, {CMD_OUTPUT, NULL}, {CMD_BLOCK, "0"}, {CMD_THREADS, "0"},
-    {CMD_DEVICE, NULL}, {CMD_ISA, NULL}, {CMD_PRECISION, "8"},       {CMD_HELP, NULL},   {CMD_NONE, NULL},
+    {CMD_MODEL, NULL},    {CMD_PRE, NULL},          {CMD_CALIBRATE_DATA, NULL}, {CMD_OUTPUT, NULL},
+    {CMD_BLOCK, "0"},     {CMD_THREADS, "0"},       {CMD_DEVICE, NULL},         {CMD_ISA, NULL},
+    {CMD_PRECISION, "8"}, {CMD_ROPE_SCALING, NULL}, {CMD_ROPE_SCALE, "0"},      {CMD_ROPE_ORIGINAL, "0"},
+    {CMD_HELP, NULL},     {CMD_NONE, NULL},
 };
 
 const struct cmd_command cmd_calibrate = {

@@ -11,7 +11,9 @@ static void end_block(struct serve_answer *answer)
 {
     const struct serve_request *request = answer->request;
     if (answer->in_block)
-        answer->blocks[answer->n_blocks - 1].cut = answer->finish == SERVE_FINISH_LENGTH;
+        answer->blocks[answer->n_blocks - 1].cut =
+            answer->finish == SERVE_FINISH_LENGTH ||
+            (answer->blocks[answer->n_blocks - 1].kind == SERVE_CALL_BEGIN && !serve_parser_has_whole_calls(answer->parser));
     if (answer->in_block && request->stream)
         request->surface->end_block(answer->request, &answer->blocks[answer->n_blocks - 1]);
     answer->in_block = false;

@@ -102,6 +102,8 @@ static void join_systems(json_t *messages)
     while (is_systems(first) && is_systems(next = json_array_get(messages, 1))) {
         const char *a = json_string_value(json_object_get(first, "content")),
                    *b = json_string_value(json_object_get(next, "content"));
+        a = a ? a : ""; /* null beside calls */
+        b = b ? b : "";
         json_object_set_new(first, "content", json_sprintf("%s%s%s", a, *a && *b ? "\n\n" : "", b));
         json_array_remove(messages, 1);
     }
@@ -183,20 +185,26 @@ void serve_chat_free(struct serve_chat *chat)
     json_decref(chat->left_out);
 }
 
-/* Many templates leave out what the system says behind other messages: an answer that lacks it would be wrong. */
-static void check_systems(const struct butler_chat_message *messages, size_t n, const struct butler_chat_text *text,
-                          struct serve_error *error)
+/* Many templates leave out what the system says behind other messages: an answer that lacks it would be wrong. A text that the
+ * prompt does not have as it is may be there in another form, and then the prompt without it is another. */
+static void check_systems(const struct serve_api *api, struct butler_chat_message *messages, size_t n,
+                          const struct butler_chat_options *options, const struct butler_chat_text *text, struct serve_error *error)
 {
     for (size_t i = 1; i < n && !error->status; i++) {
-        const char *content = messages[i].content;
-        if (!content || strcmp(messages[i].role, "system") != 0)
-            continue;
-        content += strspn(content, " \n\r\t");
-        size_t length = strlen(content);
-        while (length > 0 && strchr(" \n\r\t", content[length - 1]))
+        const char *content = messages[i].content, *at = content ? content + strspn(content, " \n\r\t") : "";
+        size_t length = strlen(at);
+        while (length > 0 && strchr(" \n\r\t", at[length - 1]))
             length--;
-        if (length > 0 && !memmem(text->bytes, text->n, content, length))
+        if (strcmp(messages[i].role, "system") != 0 || length == 0 || memmem(text->bytes, text->n, at, length))
+            continue;
+        struct butler_chat_text without = {0};
+        struct butler_error err = {0};
+        messages[i].content = "";
+        if (butler_chat_render(api->model, messages, n, options, &without, &err) == 0 && without.n == text->n &&
+            memcmp(without.bytes, text->bytes, text->n) == 0)
             serve_fail(error, 400, "the chat template leaves out messages of the system behind others; give its text to the user");
+        butler_chat_text_free(&without);
+        messages[i].content = content;
     }
 }
 
@@ -227,7 +235,7 @@ int serve_render_chat(const struct serve_api *api, const struct serve_chat *chat
     else if (butler_chat_render(api->model, messages, begun ? n - 1 : n, &options, text, &err) < 0)
         serve_fail(error, 400, "%s", err.message);
     else {
-        check_systems(messages, n, text, error);
+        check_systems(api, messages, begun ? n - 1 : n, &options, text, error);
         if (error->status)
             butler_chat_text_free(text);
         else if (begun && messages[n - 1].content)

@@ -83,7 +83,7 @@ static json_t *find_tool(json_t *tools, const char *name)
 
 /* A choice of type allowed_tools becomes what it says: fewer tools, of which the model calls any or must call one. 0 or a negative
  * status. */
-static int apply_allowed(json_t *body, json_t *tools, struct serve_error *error)
+static int apply_allowed(json_t *body, json_t *tools, const json_t *left_out, struct serve_error *error)
 {
     json_t *choice = json_object_get(body, "tool_choice"), *allowed = json_object_get(choice, "allowed_tools"), *item;
     const char *type = json_string_value(json_object_get(choice, "type")),
@@ -97,8 +97,10 @@ static int apply_allowed(json_t *body, json_t *tools, struct serve_error *error)
     json_t *some = json_array();
     json_array_foreach(list, i, item)
     {
-        const char *name = serve_tool_name(item);
+        const char *name = serve_tool_name(item), *of = json_string_value(json_object_get(item, "type"));
         json_t *tool = find_tool(tools, name);
+        if (of && strcmp(of, "function") != 0 && json_array_size(left_out) > 0)
+            continue; /* as from the tools */
         if (!tool)
             serve_fail(error, 400, "'tool_choice.allowed_tools.tools[%zu]' names '%.64s', which is not in 'tools'", i,
                        name ? name : "");
@@ -170,7 +172,7 @@ int serve_read_tools(json_t *body, json_t **tools, struct serve_tool_choice *cho
         if (check_tool(tool, serve_tool_place(left_out, i), error) < 0)
             return -error->status;
     }
-    if (apply_allowed(body, list, error) < 0)
+    if (apply_allowed(body, list, left_out, error) < 0)
         return -error->status;
     list = list ? json_object_get(body, "tools") : NULL;
     if (read_choice(body, choice, error) < 0 || check_choice(choice, list, error) < 0)

@@ -114,7 +114,9 @@ static json_t *read_tools(json_t *body, struct serve_error *error)
     {
         json_t *type = json_object_get(tool, "type"), *name = json_object_get(tool, "name"),
                *schema = json_object_get(tool, "input_schema"), *about = json_object_get(tool, "description");
-        if (!serve_is_neutral(type) && !has_type(tool, "custom"))
+        if (json_is_string(type) && !has_type(tool, "custom") && !has_type(tool, "function"))
+            json_array_append(tools, tool); /* serve_read_tools leaves it out, or refuses it */
+        else if (!serve_is_neutral(type) && !has_type(tool, "custom"))
             serve_fail(error, 400, "'tools[%zu]' of type '%.64s' is not supported by this server", i,
                        json_is_string(type) ? json_string_value(type) : "");
         else if (!json_is_string(name) || !json_is_object(schema))

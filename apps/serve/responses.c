@@ -171,8 +171,8 @@ static void read_tools(json_t *body, json_t *chat, struct serve_error *error)
         json_t *names = json_array(), *mode = json_object_get(choice, "mode");
         json_array_foreach(json_object_get(choice, "tools"), i, tool)
         {
-            json_t *name = json_object_get(tool, "name");
-            json_array_append_new(names, json_pack("{s:{s:O}}", "function", "name", name ? name : json_null()));
+            json_t *name = json_object_get(tool, "name"), *type = json_object_get(tool, "type");
+            json_array_append_new(names, json_pack("{s:O*, s:{s:O}}", "type", type, "function", "name", name ? name : json_null()));
         }
         json_object_set_new(chat, "tool_choice",
                             json_pack("{s:s, s:{s:O, s:o}}", "type", "allowed_tools", "allowed_tools", "mode",

@@ -27,7 +27,8 @@ def grown(count_into, err):
 
 
 class Model(Owner):
-    """A GGUF file. Parameters are those of struct butler_model_params: vocabulary_only, pre_tokenizer, cache_folder. Any number of threads
+    """A GGUF file. Parameters are those of struct butler_model_params: vocabulary_only, pre_tokenizer, cache_folder, rope_scaling, rope_scale,
+    rope_original_ctx. Any number of threads
     may use it."""
 
     def __init__(self, path, **params):

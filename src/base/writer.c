@@ -145,7 +145,8 @@ int butler_writer_open(struct butler_writer *writer, const char *path, int flags
     /* A link that leads to a file stays a link: rename() would put the file in its place, even in that of /dev/stdout. */
     writer->path = lstat(path, &st) == 0 && S_ISLNK(st.st_mode) && stat(path, &st) == 0 ? realpath(path, NULL) : strdup(path);
     if (!writer->path) {
-        code = butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory to write it", path);
+        code = errno == ENOMEM ? butler_fail(err, BUTLER_ERROR_MEMORY, "%s: no memory to write it", path)
+                               : butler_fail(err, BUTLER_ERROR_IO, "%s: cannot write: %s", path, strerror(errno));
         goto fail;
     }
     path = writer->path;

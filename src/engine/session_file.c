@@ -36,7 +36,7 @@ struct file_header {
 };
 
 /* In header.flags. SPARSE: prompts are read sparsely; files of version 0.3.0 and before have neither sparse_end nor lists then. */
-enum { EVICTED = 1, GUIDED = 2, OBSERVED_MORE = 4, STEERED = 8, STOP = 16, SPARSE = 32, ALL_FLAGS = 63 };
+enum { EVICTED = 1, GUIDED = 2, OBSERVED_MORE = 4, STEERED = 8, STOP = 16, SPARSE = 32, SKIPPED_BITS = 6 }; /* n_skipped above */
 
 static int flags_of(const struct butler_session *session)
 {
@@ -129,7 +129,7 @@ static int write_session(struct butler_writer *writer, const struct butler_sessi
         .n_decoded = session->n_decoded,
         .n_dense = session->n_dense,
         .n_observed = session->n_observed,
-        .flags = flags_of(session),
+        .flags = flags_of(session) | session->n_skipped << SKIPPED_BITS,
         .has_logits = session->has_logits,
         .n_policy = (int32_t)strlen(session->policy.text),
         .n_vocab = session->model->hp.n_vocab,
@@ -211,8 +211,8 @@ static bool sizes_are_possible(const struct file_header *header)
     return header->n_ctx >= 1 && header->n_ctx <= 1 << 28 && header->n_past >= 0 && header->n_past <= header->n_ctx &&
            header->n_decoded >= 0 && header->n_decoded <= header->n_past && header->n_dense >= 0 &&
            header->n_dense <= header->n_past && header->n_observed >= 0 && header->n_observed <= header->n_past &&
-           (header->flags & ~ALL_FLAGS) == 0 && header->kv_type >= 0 && header->kv_type < BUTLER_N_KV_TYPES &&
-           (header->hadamard == 0 || header->hadamard == 1) &&
+           header->flags >= 0 && header->flags >> SKIPPED_BITS <= header->n_past && header->kv_type >= 0 &&
+           header->kv_type < BUTLER_N_KV_TYPES && (header->hadamard == 0 || header->hadamard == 1) &&
            (header->activation_bits == 0 || header->activation_bits == 8 || header->activation_bits == 16) &&
            header->n_policy >= 1 && header->n_policy < (int)sizeof((struct butler_policy *)NULL)->text;
 }
@@ -472,8 +472,7 @@ static int read_session(struct cursor *cursor, struct butler_session *session, c
     session->n_observed = header->n_observed;
     session->evicted = (header->flags & EVICTED) != 0;
     session->observed_more = (header->flags & OBSERVED_MORE) != 0;
-    if (session->policy.plan.observe[1] > 0 && header->n_decoded > 0 && header->n_observed < header->n_past)
-        session->n_skipped = header->n_past;
+    session->n_skipped = header->flags >> SKIPPED_BITS;
     session->steered = (header->flags & STEERED) != 0;
     session->stop = (header->flags & STOP) != 0;
     if (header->flags & GUIDED)

@@ -163,7 +163,7 @@ int butler_session_adopt(struct butler_session *session, struct butler_session *
     for (int l = 0; l < from->kv.n_layers; l++)
         share_layer(&session->kv, &from->kv, l, norms, records);
     if (session->kv.prompt_records && !session->kv.records_off &&
-        from->n_decoded > 0) /* as they would have ended with the prompt */
+        from->n_dense < from->n_past) /* as they would have ended with the prompt */
         butler_kv_end_records(&session->kv);
     copy_text(session, from);
     if (!records)
@@ -237,7 +237,7 @@ int butler_session_truncate(struct butler_session *session, int n, struct butler
     session->n_dense = BUTLER_MIN(session->n_dense, n);
     session->sparse_end = BUTLER_MIN(session->sparse_end, n);
     session->n_observed = BUTLER_MIN(session->n_observed, n);
-    session->n_skipped = BUTLER_MIN(session->n_skipped, n);
+    session->n_skipped = n > session->n_dense ? BUTLER_MIN(session->n_skipped, n) : 0; /* no step lies in the prompt */
     session->observed_more = n > 0 && (session->observed_more || session->policy.plan.guided);
     session->steered = session->steered && n > 0;
     session->evicted = session->evicted && n > 0;

@@ -199,8 +199,7 @@ int butler_rope_init(struct butler_model *model, struct butler_error *err)
     /* Beside factors for short texts alone, long ones have none, and the other way round. */
     const bool two = !all && (long_ones || short_ones);
     if (two && model->rope_given.text[0])
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "rope scaling '%s': %.160s has factors of its own for long texts",
-                           model->rope_given.text, model->path);
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "a rope scaling: %.160s has factors of its own for long texts", model->path);
     if (!(model->rope_freq = make_table(model, &keys, model->hp.rope_theta, all ? all : short_ones, err)))
         return BUTLER_ERROR_MEMORY;
     if (two && !(model->rope_freq_long = make_table(model, &keys, model->hp.rope_theta, long_ones, err)))
