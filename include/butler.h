@@ -556,12 +556,13 @@ struct butler_receipt {
                             * prefill=evict a mean over the prompt's cuts */
     double step_evicted;   /* of a decode step's attention what the tokens evicted right before it would have had, a mean */
     double seconds;        /* that comparing took */
+    int n_prompt_cuts, n_step_cuts; /* that prompt_evicted and step_evicted are means of */
 };
 
-/* From now on a receipt is kept, from the next decode step on for each every-th; 0: no longer. To be called before the prompt where
- * the policy evicts from it. What is computed does not change; a step that is compared takes as long as two or three dense ones.
- * Drafts and exact spans are not compared. Forks and restored sessions begin without; a session that gets
- * a copy, or is cut to 0 tokens, keeps a new one. */
+/* From now on a receipt is kept, of each every-th decode step since the prompt, the first among them; 0: no longer. To be called
+ * before the prompt where the policy evicts from it. What is computed does not change; a step that is compared takes as long as two
+ * or three dense ones. Drafts and exact spans are not compared. Forks and restored sessions begin without; a session that gets a
+ * copy, or is cut to 0 tokens, keeps a new one. */
 int butler_session_keep_receipt(struct butler_session *session, int every, struct butler_error *err);
 /* Fills *receipt and, where it is not NULL, attention[butler_n_past()]: the mean attention of the compared steps to each position.
  * Returns 1; 0 where no receipt is kept. */

@@ -99,3 +99,16 @@ def test_answers_are_read_while_nothing_runs(policy, tmp_path):
         assert text == cached(fresh, turn, **later)[0]
         assert server.stop() == 0
     assert fresh.stop() == 0
+
+
+def test_reading_again_ends_where_nothing_more_is_kept():
+    """The prefix cache is smaller than the text: what does not fit is not read for ever. Nor is it counted as requests that look there."""
+    server = Server("--kv-ram", 130000, "--reread-answers")
+    server.post("/completion", {"prompt": TEXT[:121], "n_predict": 120, "temperature": 0, "ignore_eos": True})
+    server.wait_idle()
+    time.sleep(0.5)
+    counted = [server.metric(f"butler:{name}") for name in ("answer_tokens_reread_total", "prefix_lookups_total")]
+    time.sleep(0.5)
+    assert [server.metric(f"butler:{name}") for name in ("answer_tokens_reread_total", "prefix_lookups_total")] == counted
+    assert counted[0] < 300 and counted[1] == 1
+    assert server.stop() == 0

@@ -100,11 +100,12 @@ def test_streams_and_chats_tell_the_id(server):
     assert "map" not in server.post("/v1/completions", completion(PROMPT, 3))["usage"]["kv"]
 
 
-def test_parked_texts_go_on(tmp_path):
+@pytest.mark.parametrize("policy, every", [("fier:budget=20", 1), ("fier:budget=20", 5), ("tova:budget=170", 1)])
+def test_parked_texts_go_on(policy, every, tmp_path):
     s = Server("--kv-ram", 640000, "--park", tmp_path)
     import concurrent.futures
-    case = (PROMPT, 180, "fier:budget=20", 1, 4)
-    body = {**completion(*case), "kv": {"policy": case[2], "map": True, "receipt": 1}}
+    case = (PROMPT, 180, policy, 1, 4)
+    body = {**completion(*case), "kv": {"policy": case[2], "map": True, "receipt": every}}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(20):  # requests that come one after the other, by chance, park nothing
             answers = list(pool.map(lambda _: s.post("/v1/completions", body), range(8)))
@@ -117,9 +118,10 @@ def test_parked_texts_go_on(tmp_path):
     steps = [json.dumps(s.get(f"/kv/map?id={i}&token={token}")) for i in ids]
     assert len(set(steps)) == 1
     receipts = [a["usage"]["kv"]["receipt"] for a in answers]
-    assert {r["steps"] for r in receipts} == {answers[0]["usage"]["completion_tokens"] - 1}
+    assert {r["steps"] for r in receipts} == {(answers[0]["usage"]["completion_tokens"] - 2) // every + 1}
     for receipt in receipts:  # of all steps, before and after it was parked
-        assert receipt["attention_read"] == pytest.approx(receipts[0]["attention_read"], abs=1e-4)
+        for share in ("attention_read", "attention_evicted_at_step"):
+            assert receipt[share] == pytest.approx(receipts[0][share], abs=1e-4)
         assert [p["text"] for p in receipt["passages"]] == [p["text"] for p in receipts[0]["passages"]] != []
         assert [p["share"] for p in receipt["passages"]] == pytest.approx([p["share"] for p in receipts[0]["passages"]], abs=1e-4)
     assert s.stop() == 0

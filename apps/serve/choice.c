@@ -160,10 +160,12 @@ void serve_choice_flush(struct serve_choice *choice, struct serve_event *event)
 /* Means of steps and of further steps. */
 static void add_receipt(struct butler_receipt *sum, const struct butler_receipt *more)
 {
-    const double n = BUTLER_MAX(sum->n_steps + more->n_steps, 1), share = more->n_steps / n;
+    const double n = BUTLER_MAX(sum->n_steps + more->n_steps, 1), share = more->n_steps / n,
+                 n_cuts = BUTLER_MAX(sum->n_step_cuts + more->n_step_cuts, 1);
     sum->n_steps += more->n_steps;
     sum->read += (more->read - sum->read) * share;
-    sum->step_evicted += (more->step_evicted - sum->step_evicted) * share;
+    sum->step_evicted += (more->step_evicted - sum->step_evicted) * more->n_step_cuts / n_cuts;
+    sum->n_step_cuts += more->n_step_cuts;
     sum->prompt_evicted = BUTLER_MAX(sum->prompt_evicted, more->prompt_evicted); /* choices share a prompt */
     sum->seconds += more->seconds;
 }

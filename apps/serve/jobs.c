@@ -198,7 +198,7 @@ void serve_jobs_resume(struct serve_jobs *jobs)
     bool go_on = true; /* one at a time where others wait for their next token */
     while (go_on && jobs->parked) {
         struct serve_job *job = jobs->parked;
-        struct serve_grant grant;
+        struct serve_grant grant = {0};
         if (make_grant(jobs, job, next_tokens(job), &grant) == 0 && !has_room(jobs, grant.bytes))
             break;
         const double begin = serve_now();
@@ -222,7 +222,7 @@ static int grant_all(struct serve_jobs *jobs)
     int n_held = 0;
     for (int i = 0; i < jobs->n_running; i++) {
         struct serve_job *job = jobs->running[i];
-        struct serve_grant grant;
+        struct serve_grant grant = {0};
         job->held = false;
         if (job->error.code || !job->prompt_done || next_tokens(job) <= job->grant.n_tokens ||
             make_grant(jobs, job, next_tokens(job), &grant) < 0)

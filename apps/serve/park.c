@@ -60,6 +60,7 @@ int serve_park(struct serve_job *job, const char *folder, uint64_t *n_bytes, str
     for (int i = 0; i < job->n_choices; i++) {
         serve_receipt_park(job, &job->choices[i]);
         serve_choice_release(&job->choices[i], &job->stats, &job->compared);
+        job->choices[i].watch.seen = (struct butler_stats){0}; /* the restored session's begin anew */
     }
     job->stats.kv_memory = job->stats.metric_memory = 0; /* of sessions that are there at the end */
     return 0;

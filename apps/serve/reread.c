@@ -13,7 +13,7 @@ enum {
 
 struct text {
     int32_t *ids;
-    int n;
+    int n, known; /* known: when the pass before began */
     uint64_t salt;
 };
 
@@ -54,7 +54,7 @@ void serve_reread_add(struct serve_reread *reread, const struct serve_job *job, 
     if (reread->n == MOST)
         drop(reread, 0);
     struct text *text = &reread->texts[reread->n++];
-    *text = (struct text){.ids = serve_alloc((size_t)n, sizeof *text->ids), .n = n, .salt = job->salt};
+    *text = (struct text){.ids = serve_alloc((size_t)n, sizeof *text->ids), .n = n, .known = -1, .salt = job->salt};
     memcpy(text->ids, job->prompt, (size_t)job->n_prompt * sizeof *text->ids);
     memcpy(text->ids + job->n_prompt, choice->ids.bytes, choice->ids.n);
 }
@@ -65,7 +65,7 @@ bool serve_reread_pending(const struct serve_reread *reread)
 }
 
 /* The next tokens of a text that are not known. Returns how many tokens; *ended: it is all, or it cannot be read. */
-static int read_some(struct serve_reread *reread, const struct text *text, bool *ended)
+static int read_some(struct serve_reread *reread, struct text *text, bool *ended)
 {
     struct butler_error err;
     const struct butler_session_params params = {
@@ -77,11 +77,12 @@ static int read_some(struct serve_reread *reread, const struct text *text, bool 
         butler_session_use_library(session, reread->params->library, &err) == 0) {
         const int known = butler_session_adopt_prefix(session, text->ids, text->n, &err);
         const int end = (known + BLOCK + BLOCK / 2) / BLOCK * BLOCK;
-        n = known < 0 ? 0 : (end < text->n ? end : text->n) - known;
+        n = known <= text->known ? 0 : /* the cache has no room for more of it */ (end < text->n ? end : text->n) - known;
         const struct butler_span span = {
             .session = session, .ids = text->ids + known, .n = n, .prompt_end = text->n, .no_logits = true};
         n = n > 0 && butler_run(reread->engine, &span, 1, &err) == 0 ? n : 0;
         *ended = n == 0 || known + n == text->n;
+        text->known = known;
     }
     butler_session_free(session);
     return n;

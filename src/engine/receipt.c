@@ -33,8 +33,10 @@ int butler_session_keep_receipt(struct butler_session *session, int every, struc
     struct butler_receipt_state *receipt = butler_alloc(sizeof *receipt, err);
     if (!receipt)
         return BUTLER_ERROR_MEMORY;
-    *receipt = (struct butler_receipt_state){
-        .every = every, .cut_at = {-1, -1}, .attention = butler_alloc(n * sizeof *receipt->attention, err)};
+    *receipt = (struct butler_receipt_state){.every = every,
+                                             .n_decoded = session->n_decoded,
+                                             .cut_at = {-1, -1},
+                                             .attention = butler_alloc(n * sizeof *receipt->attention, err)};
     if (evicts) {
         receipt->weights = butler_alloc(n * n_heads * sizeof *receipt->weights, err);
         receipt->positions = butler_alloc(n * n_heads * sizeof *receipt->positions, err);
@@ -73,9 +75,11 @@ int butler_session_receipt(const struct butler_session *session, struct butler_r
     means.read = means.n_steps > 0 ? means.read / n / n_layers : 1;
     means.prompt_evicted /= n_prompt * n_layers; /* a layer that was not cut lost nothing */
     means.step_evicted /= n_step * n_layers;
+    means.n_prompt_cuts = state->n_prompt_cuts;
+    means.n_step_cuts = state->n_step_cuts;
     for (int i = 0; attention && i < session->n_past; i++)
         attention[i] = state->attention[i] / n / n_layers;
-    butler_give_struct(receipt, &means, sizeof means, BUTLER_END_OF(butler_receipt, seconds));
+    butler_give_struct(receipt, &means, sizeof means, BUTLER_END_OF(butler_receipt, n_step_cuts));
     return 1;
 }
 
