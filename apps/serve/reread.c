@@ -22,6 +22,7 @@ struct serve_reread {
     const struct serve_params *params;
     struct text texts[MOST]; /* the oldest first */
     int n;
+    uint64_t n_lookups, n_hits;
 };
 
 struct serve_reread *serve_reread_new(struct butler_engine *engine, const struct serve_params *params)
@@ -90,9 +91,20 @@ static int read_some(struct serve_reread *reread, struct text *text, bool *ended
 
 int serve_reread_step(struct serve_reread *reread)
 {
+    struct butler_engine_info before = {BUTLER_INIT(butler_engine_info)}, after = before;
     bool ended;
+    butler_engine_get_info(reread->engine, &before);
     const int last = reread->n - 1, n = read_some(reread, &reread->texts[last], &ended);
+    butler_engine_get_info(reread->engine, &after);
+    reread->n_lookups += after.prefix_lookups - before.prefix_lookups;
+    reread->n_hits += after.prefix_hits - before.prefix_hits;
     if (ended)
         drop(reread, last);
     return n;
+}
+
+void serve_reread_discount(const struct serve_reread *reread, struct butler_engine_info *info)
+{
+    info->prefix_lookups -= reread ? reread->n_lookups : 0;
+    info->prefix_hits -= reread ? reread->n_hits : 0;
 }

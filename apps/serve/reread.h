@@ -18,5 +18,7 @@ void serve_reread_add(struct serve_reread *reread, const struct serve_job *job, 
 bool serve_reread_pending(const struct serve_reread *reread);
 /* Reads a pass of the text that was added last. Returns how many tokens. */
 int serve_reread_step(struct serve_reread *reread);
+/* Takes its own look-ups in the prefix cache, which no request made, off what the engine counted. reread may be NULL. */
+void serve_reread_discount(const struct serve_reread *reread, struct butler_engine_info *info);
 
 #endif

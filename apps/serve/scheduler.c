@@ -52,8 +52,7 @@ struct serve_scheduler {
     struct serve_maps *own_maps;
     struct serve_prepare *prepare;
     struct serve_reread *reread;
-    uint64_t reread_lookups, reread_hits; /* of the prefix cache */
-    bool idle;                            /* all that runs waits for what is being prepared */
+    bool idle; /* all that runs waits for what is being prepared */
 
     /* Under the lock, which is never held while the engine runs. */
     pthread_mutex_t lock;
@@ -542,8 +541,7 @@ static void publish(struct serve_scheduler *s)
 {
     struct butler_engine_info info = {BUTLER_INIT(butler_engine_info)};
     butler_engine_get_info(s->engine, &info);
-    info.prefix_lookups -= s->reread_lookups; /* which no request made */
-    info.prefix_hits -= s->reread_hits;
+    serve_reread_discount(s->reread, &info);
     pthread_mutex_lock(&s->lock);
     struct serve_metrics *m = &s->metrics;
     m->engine = info;
@@ -626,12 +624,7 @@ static void drop_done(struct serve_scheduler *s)
 /* There is nothing else to do. */
 static void reread(struct serve_scheduler *s)
 {
-    struct butler_engine_info before = {BUTLER_INIT(butler_engine_info)}, after = before;
-    butler_engine_get_info(s->engine, &before);
     const int n = serve_reread_step(s->reread);
-    butler_engine_get_info(s->engine, &after);
-    s->reread_lookups += after.prefix_lookups - before.prefix_lookups;
-    s->reread_hits += after.prefix_hits - before.prefix_hits;
     pthread_mutex_lock(&s->lock);
     s->metrics.reread_tokens += (uint64_t)n;
     pthread_mutex_unlock(&s->lock);

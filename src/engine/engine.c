@@ -16,8 +16,8 @@
 struct butler_model *butler_model_load(const char *path, const struct butler_model_params *params, struct butler_error *err)
 {
     struct butler_model_params own;
-    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_model_params, rope_original_ctx), "butler_model_params", err) <
-        0)
+    if (butler_take_struct(&own, sizeof own, params, BUTLER_END_OF(butler_model_params, rope_original_ctx), "butler_model_params",
+                           err) < 0)
         return NULL;
     params = &own;
     if (BUTLER_IS_NULL(path, err))
