@@ -131,8 +131,8 @@ struct butler_metric {
     /* The same for one observe(). NULL: all records once. */
     uint64_t (*observe_bytes)(const struct butler_metric_shape *shape, const double *values, int n_slots);
     /* The tokens of slots [from, from + n) now lie in slots [to, to + n): what records hold of them follows. Only called where
-     * slots move otherwise than by whole records. NULL: append() is called for the slots that changed; a metric that also has a
-     * state and records of several slots cannot evict then. */
+     * slots move otherwise than by whole records. NULL: append() is called for the slots that changed; a metric with leave()
+     * and records of several slots, whose state they would be added to again, cannot evict then. */
     void (*move)(const struct butler_metric_shape *shape, const double *values, const struct butler_head_view *view, int from,
                  int to, int n);
     int predictor;       /* version of the predictor whose queries and keys it scores by; 0: none. Built-in metrics only */

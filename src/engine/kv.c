@@ -83,8 +83,9 @@ static int make_records(struct butler_kv *kv, const struct butler_metric_shape *
     if (policy->metric && butler_metric_state(policy->metric, shape, policy->values, &kv->state_bytes, err) < 0)
         return BUTLER_ERROR_ARGUMENT;
     if (kv->state_bytes > 0 && kv->record_slots > 1 && policy->method == BUTLER_EVICT && policy->metric->append &&
-        !policy->metric->move)
-        return butler_fail(err, BUTLER_ERROR_ARGUMENT, "%s: to evict, a metric with a state and records of %d tokens needs move()",
+        policy->metric->leave && !policy->metric->move)
+        return butler_fail(err, BUTLER_ERROR_ARGUMENT,
+                           "%s: to evict, a metric with a state that leave() keeps and records of %d tokens needs move()",
                            policy->text, kv->record_slots);
     if (kv->state_bytes > 0) {
         kv->states_bytes = n_heads * whole_lines(kv->state_bytes);
