@@ -123,7 +123,7 @@ def test_completion(installed):
     assert completions(installed, "") == {*COMMANDS, "--help", "--version"}
     assert completions(installed, "t") == {"tokenize", "train"}
     for name in COMMANDS:
-        flags = set(re.findall(r"(?<![\w-])--?[a-z][-a-z]*(?=[ ,])", "\n".join(
+        flags = set(re.findall(r"(?<![\w-])--?[a-z][-a-z]*(?=[ ,[])", "\n".join(
             line[:25] + " " for line in butler(name, "--help").stdout.splitlines() if line.startswith("  -"))))
         assert "--help" in flags and completions(installed, name, "-") == flags
     assert completions(installed, "run", "--kv", "") == {row["policy"] for row in rows("policies")}
