@@ -73,8 +73,9 @@ VALUES, VALUES_TASKS = ["full", H2O, "h2o:sinks=20", VATP, "h2o+vatp:norm=l2", "
 SHARING = {model: [("full", None), *((f"fier:levels=means{share}", budget) for share, budget in (
     ("", 0.11), (",share=3", by_three), (",share=query", by_one), (",share=3", 0.11), (",share=query", 0.11)))]
     for model, by_three, by_one in ((QWEN, 0.0367, 0.0157), (LARGE, 0.055, 0.0183))}
-SHARING[QWEN] += [(f"{name}:share={share}" if share else name, budget) for name in (QUEST, "tokenbutler2")
-                  for share, budget in (("", 0.11), ("3", 0.0367), ("query", 0.0157), ("3", 0.11), ("query", 0.11))]
+for model, by_three, by_one in ((QWEN, 0.0367, 0.0157), (LARGE, 0.055, 0.0183)):
+    SHARING[model] += [(f"{name}:share={share}" if share else name, budget) for name in (QUEST, "tokenbutler2")
+                       for share, budget in (("", 0.11), ("3", by_three), ("query", by_one), ("3", 0.11), ("query", 0.11))]
 PLUG_INS = [("full", None), ("softprune", 0.9), ("softprune:ratio=0.5", 0.5), ("softprune:ratio=0.9", 0.1), ("entropystop", 1), ("tinyserve", 2048),
             ("tinyserve+entropystop", 2048)]
 LARGE_TABLE = [(MULTIKEY, 0.11), *((WHOLE, budget) for budget in (0.11, 0.25, 0.5)), (DECODED, 0.5)]
