@@ -642,11 +642,13 @@ static void *run_engine(void *user)
         drop_cancelled(s, !go_on);
         drop_done(s);
         if (go_on) {
+            const int n_running = s->jobs.n_running;
             serve_jobs_resume(&s->jobs);
             admit(s);
             serve_jobs_grant(&s->jobs);
             drop_done(s); /* what could not come back, or got no memory */
-            publish(s);   /* a step can be long */
+            if (s->jobs.n_running != n_running)
+                publish(s); /* a step can be long */
         }
         if (go_on && s->jobs.n_running + s->jobs.n_parked == 0 && !s->waiting && serve_reread_pending(s->reread))
             reread(s);

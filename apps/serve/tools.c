@@ -100,28 +100,27 @@ size_t serve_count_space(const char *bytes, size_t n)
     return i;
 }
 
-unsigned serve_syntax_open(unsigned reasoning, const char *prompt, size_t n)
+/* The form, of the set, one of whose marks ends a prompt, but for white space; 0: none. */
+static unsigned form_at_end(unsigned reasoning, const char *prompt, size_t n, bool closes)
 {
     n = trim_end(prompt, n);
     for (size_t i = 0; i < COUNT(reasoning_forms); i++) {
-        const size_t n_mark = strlen(reasoning_forms[i].open);
-        if ((reasoning & reasoning_forms[i].form) && n >= n_mark &&
-            memcmp(prompt + n - n_mark, reasoning_forms[i].open, n_mark) == 0)
+        const char *mark = closes ? reasoning_forms[i].close : reasoning_forms[i].open;
+        const size_t n_mark = strlen(mark);
+        if ((reasoning & reasoning_forms[i].form) && n >= n_mark && memcmp(prompt + n - n_mark, mark, n_mark) == 0)
             return reasoning_forms[i].form;
     }
     return 0;
 }
 
+unsigned serve_syntax_open(unsigned reasoning, const char *prompt, size_t n)
+{
+    return form_at_end(reasoning, prompt, n, false);
+}
+
 unsigned serve_syntax_closed(unsigned reasoning, const char *prompt, size_t n)
 {
-    n = trim_end(prompt, n);
-    for (size_t i = 0; i < COUNT(reasoning_forms); i++) {
-        const size_t n_mark = strlen(reasoning_forms[i].close);
-        if ((reasoning & reasoning_forms[i].form) && n >= n_mark &&
-            memcmp(prompt + n - n_mark, reasoning_forms[i].close, n_mark) == 0)
-            return reasoning_forms[i].form;
-    }
-    return 0;
+    return form_at_end(reasoning, prompt, n, true);
 }
 
 bool serve_syntax_in_recipient(unsigned calls, const char *prompt, size_t n)

@@ -54,9 +54,9 @@ size_t serve_count_name(const char *bytes, size_t n);
 /* Forms of calls, or of reasoning, whose marks the template has. */
 unsigned serve_syntax_calls(const char *template);
 unsigned serve_syntax_reasoning(const char *template);
-/* The form of reasoning, of the set, that the end of a prompt begins; 0: none. */
-unsigned serve_syntax_closed(unsigned reasoning, const char *prompt, size_t n);
+/* The form of reasoning, of the set, that the end of a prompt begins, or closes; 0: none. */
 unsigned serve_syntax_open(unsigned reasoning, const char *prompt, size_t n);
+unsigned serve_syntax_closed(unsigned reasoning, const char *prompt, size_t n);
 /* Whether the end of a prompt begins a recipient, where the set has SERVE_CALLS_RECIPIENT. */
 bool serve_syntax_in_recipient(unsigned calls, const char *prompt, size_t n);
 /* The marks around reasoning of one form; *open and *close stay as they are where there is none. */
@@ -83,6 +83,7 @@ struct serve_parser *serve_parser_new(const struct serve_syntax *syntax, void (*
 void serve_parser_push(struct serve_parser *parser, const char *bytes, size_t n);
 /* The text is complete: what was held back is given, a call that is open is ended. */
 void serve_parser_end(struct serve_parser *parser);
+/* What comes next is reasoning, as far as the text goes. */
 bool serve_parser_thinks(const struct serve_parser *parser);
 int serve_parser_n_calls(const struct serve_parser *parser);
 /* There are calls, and the text did not end within the arguments of one. */

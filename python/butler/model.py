@@ -28,8 +28,7 @@ def grown(count_into, err):
 
 class Model(Owner):
     """A GGUF file. Parameters are those of struct butler_model_params: vocabulary_only, pre_tokenizer, cache_folder, rope_scaling, rope_scale,
-    rope_original_ctx. Any number of threads
-    may use it."""
+    rope_original_ctx. Any number of threads may use it."""
 
     def __init__(self, path, **params):
         err = new_error()

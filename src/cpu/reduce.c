@@ -125,12 +125,8 @@ float *butler_reduce_scores(const struct butler_layer_state *state, float *rows,
         scale[h] = 1;
         shift[h] = 0;
     }
-    for (int h = 0; h < n_heads && normalised && !zscores && state->softcap > 0; h++) { /* as attention does it */
-        const float root = sqrtf((float)state->kv->head_dim);
-        float *row = x + (size_t)h * stride;
-        for (int i = 0; i < n; i++)
-            row[i] = root * state->softcap * tanhf(row[i] / (root * state->softcap));
-    }
+    for (int h = 0; h < n_heads && normalised && !zscores && state->softcap > 0; h++) /* as attention does, of scaled scores */
+        butler_softcap(x + (size_t)h * stride, n, sqrtf((float)state->kv->head_dim) * state->softcap);
     if (normalised)
         comparable(state, x, stride, n_heads, n, head, scale, shift);
     /* A sink has no value, so that norms leave nothing of it. */

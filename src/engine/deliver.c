@@ -171,12 +171,15 @@ void butler_part_note_tokens(struct butler_part *part)
         butler_kv_end_records(&session->kv);
         session->n_observed = 0;
     }
-    for (int l = 0; l < session->shape.n_layers && !session->policy.plan.guided; l++)
-        if (!session->kv.records_off && butler_schedule_observe(part, l) < session->n_past)
+    const bool notes = !session->policy.plan.guided && !session->kv.records_off,
+               may_skip = part->decode && session->policy.plan.observe[1] > 0;
+    for (int l = 0; l < session->shape.n_layers && (notes || may_skip); l++) {
+        const int first = butler_schedule_observe(part, l);
+        if (notes && first < session->n_past)
             session->n_observed = session->n_past;
-    for (int l = 0; l < session->shape.n_layers && part->decode && session->policy.plan.observe[1] > 0; l++)
-        if (butler_policy_applies(&session->policy, l) && butler_schedule_observe(part, l) == INT32_MAX)
+        if (may_skip && first == INT32_MAX && butler_policy_applies(&session->policy, l))
             session->n_skipped = session->n_past;
+    }
     session->observed_more = session->observed_more || (part->exact && part->n > 1 && session->policy.plan.guided);
     session->steered = session->steered || session->capture;
     if (!part->logits && !part->each)
